@@ -28,7 +28,7 @@ from fxshard.passes.lowering import lower
 from fxshard.passes.lowering.generator import check_generator, draw_from
 from fxshard.passes.planning import constrain, plan_cache
 from fxshard.passes.planning.constrain import Constraints
-from fxshard.passes.planning.defer import deferred
+from fxshard.passes.planning.defer_reductions import defer_reductions
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.passes.trace import trace
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
@@ -159,7 +159,7 @@ def _choose(c: Compilation) -> tuple[Compilation, str]:
     budget = choose.allowance(c.request.time_limit, limited=limited)
     if limited:
         free = budget.share(FREE) if c.request.time_limit is not None else choose.allowance(None)
-        found = choose.unlimited(c.annotated, c.constraints, c.request.objective, free)
+        found = choose.solve_without_memory_limit(c.annotated, c.constraints, c.request.objective, free)
     if found is not None and choose.keeps_limit(found[0]):
         plan, formulation, session = found
     else:
@@ -334,7 +334,7 @@ def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Dump = 
 
 def lower_deferred(graph: PlanningGraph, plan: ShardingPlan, rng: str = "fxshard") -> ShardedProgram:
     """Lowers a plan so that parameters' gradients leave with their sums pending; it is legal if ``plan`` is."""
-    program = lower.lower(graph, deferred(graph, plan), deferred=True)
+    program = lower.lower(graph, defer_reductions(graph, plan), deferred=True)
     draw_from(program, rng)
     verify_program(program, deferred=True)
     return program

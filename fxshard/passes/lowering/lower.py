@@ -69,7 +69,7 @@ NEEDS = "takes no shard without elements"
 def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
     """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out.
 
-    ``deferred``: gradients may be returned pending, as ``fxshard.passes.planning.defer`` leaves them. A graph with dynamic dims gives a
+    ``deferred``: gradients may be returned pending, as ``defer_reductions`` leaves them. A graph with dynamic dims gives a
     program for all their sizes that are multiples of its units (``ProgramSize``); raises SizesError where there are none.
     """
     return lower_checked(graph, check_plan(graph, plan, deferred=deferred), plan)

@@ -17,7 +17,7 @@ from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.memory.memory_over_time import Held, held, over_time
+from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
 from fxshard.plans.plan_data import AGAIN, OpSpec, Redistribution
 from fxshard.shapes import sizes_named
 from fxshard.sizes import exact_size, size_text
@@ -34,7 +34,7 @@ def planned_profile(
     graph = times.graph
     names, values = _ends(graph), graph.by_name
     tensors, taken = [], Counter[int]()
-    for one in held(times, specs, moves, mesh, optimizer):
+    for one in allocations(times, specs, moves, mesh, optimizer):
         if one.layout is None:
             taken[one.span[0]] += one.bytes
         elif one.bytes:
@@ -48,8 +48,8 @@ def memory_at_peak(
     times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
 ) -> dict[str, int]:
     """Bytes per device at the peak, by kind."""
-    found = held(times, specs, moves, mesh, optimizer)
-    time, _ = over_time(found).peak()
+    found = allocations(times, specs, moves, mesh, optimizer)
+    time, _ = total_over_time(found).peak()
     kinds: dict[str, int] = {}
     for one in found:
         if one.span[0] <= time < one.span[1] and one.bytes:
@@ -57,11 +57,11 @@ def memory_at_peak(
     return kinds
 
 
-def _tensor(one: Held, layout: Layout, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
+def _tensor(one: Allocation, layout: Layout, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
     value = node.meta["val"]
     shape = ceil_shape(plain_shape(value.shape), layout, mesh.shape)
     line = source_line(node) or source_line(producer(node)[0]) or ""
-    name = names.get(one.value) or called(node)
+    name = names.get(one.value) or readable_name(node)
     return HeldTensor(name, one.kind, one.bytes, shape, str(value.dtype), one.span[0], one.span[1] - 1, str(layout), line)
 
 
@@ -71,7 +71,7 @@ def _ends(graph: PlanningGraph) -> dict[str, str]:
     return {node.name: end.name for end, node in returned} | {end.node: end.name for end in graph.inputs}
 
 
-def called(node: fx.Node) -> str:
+def readable_name(node: fx.Node) -> str:
     """Where in the model a value is made, and by which operator: ``layers.0.feed_forward (silu)``; the node's name if unknown."""
     source = producer(node)[0]
     stack, backward = source.meta.get("nn_module_stack") or {}, source.meta.get("fwd_nn_module_stack") or {}

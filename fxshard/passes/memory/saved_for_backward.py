@@ -18,17 +18,17 @@ from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes, Span, values_of
 from fxshard.passes.annotation.recompute import blocks
 
-KEPT, REDONE = range(2)
+KEPT, RECOMPUTED = range(2)
 Wants = tuple[Layout | None, ...]
 """A layout per state; None where there is no value or no reader."""
 
 
-def in_modes(alike: IdentityCache, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
+def in_modes(cache: IdentityCache, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
     """Layouts by state, None in states of other modes; ``states``: the mode of each state, None if there is only one."""
     if states is None or set(states) <= set(modes):
         return layouts
     made = lambda: tuple(at if mode in modes else None for at, mode in zip(layouts, states, strict=True))  # noqa: E731
-    return alike(("in modes", modes), (layouts, states), made)
+    return cache(("in modes", modes), (layouts, states), made)
 
 
 @dataclass(frozen=True)
@@ -64,49 +64,49 @@ class Modes:
 
     def of(self, node: fx.Node) -> tuple[int, ...]:
         """The modes of a node; nodes that are decided together share them."""
-        return (KEPT, REDONE) if node in self.block else (KEPT,)
+        return (KEPT, RECOMPUTED) if node in self.block else (KEPT,)
 
-    def redone_readers(self, value: fx.Node) -> tuple[fx.Node, ...]:
+    def recomputed_readers(self, value: fx.Node) -> tuple[fx.Node, ...]:
         """Nodes whose second run reads the value."""
         return tuple(r for r in self.times.readers.get(value, ()) if r in self.block)
 
     def crossing(self, value: fx.Node) -> Crossing | None:
         times, source, readers = self.times, producer(value)[0], self.times.readers.get(value, [])
         early, late = (tuple(r for r in readers if times.in_backward(r) is half) for half in (False, True))
-        redone = self.redone_readers(value)
+        redone = self.recomputed_readers(value)
         if all(r.op == "output" for r in early) or not (late or (redone and source not in self.block)):
             return None  # if only the backward and the output read it, all its readers share one value
         own = source.op != "placeholder" and not times.is_view(source)
         made = times.own_span(value) if not own else (times.born(value), max(times.read_until(value, r) for r in early))
-        return Crossing(value, early, late, redone, made, times.copy_span(value, early), self.late_span(late, redone, value), own)
+        return Crossing(value, early, late, redone, made, times.copy_span(value, early), self.backward_span(late, redone, value), own)
 
-    def late_span(self, late: Sequence[fx.Node], redone: Sequence[fx.Node], value: fx.Node) -> Span:
+    def backward_span(self, late: Sequence[fx.Node], redone: Sequence[fx.Node], value: fx.Node) -> Span:
         """From the first read in the backward to the time when no reader there needs it any more."""
         starts = [*(self.times.time[r] for r in late), *(self.times.recomputed_at[r] for r in redone)]
-        ends = [*(self.times.read_until(value, r) for r in late), *map(self._done_again, redone)]
+        ends = [*(self.times.read_until(value, r) for r in late), *map(self._second_run_until, redone)]
         return min(starts), max(ends)
 
-    def early_end(self, value: fx.Node) -> int:
+    def forward_end(self, value: fx.Node) -> int:
         """When the forward no longer needs a value that is recomputed."""
         ends = [self.times.born(value) + 1]
         for reader in self.times.readers.get(value, ()):
             if not self.times.in_backward(reader):
                 views = values_of(reader) if self.times.is_view(reader) else []
-                ends += [self.early_end(v) for v in views] or [self.times.read_until(value, reader)]
+                ends += [self.forward_end(v) for v in views] or [self.times.read_until(value, reader)]
         return max(ends)
 
-    def shown_until(self, value: fx.Node) -> int:
+    def views_until(self, value: fx.Node) -> int:
         """When second runs no longer need the value's memory because of views that are not recomputed themselves; 0 if they never do."""
         ends = [0]
         for reader in self.times.readers.get(value, ()):
             for view in values_of(reader) if self.times.is_view(reader) and reader not in self.block else ():
-                ends += [self.shown_until(view), *map(self._done_again, self.redone_readers(view))]
+                ends += [self.views_until(view), *map(self._second_run_until, self.recomputed_readers(view))]
         return max(ends)
 
-    def redone_span(self, value: fx.Node) -> Span:
+    def recomputed_span(self, value: fx.Node) -> Span:
         """The span of the recomputed copy of a value."""
         made = self.times.recomputed_at[producer(value)[0]]
-        return made, self._late_end(value, made)
+        return made, self._backward_end(value, made)
 
     def reads(self, value: fx.Node) -> list[int]:
         """The times at which a value is read, in first and second runs."""
@@ -115,26 +115,26 @@ class Modes:
 
     def dying(self, node: fx.Node) -> tuple[bool, ...]:
         """For each operand, whether its memory is free after either run of ``node``; not if a second run may still read it."""
-        return tuple(dies and not self._read_again(o) for dies, o in zip(self.times.last_uses(node), operands(node), strict=True))
+        return tuple(dies and not self._read_by_second_run(o) for dies, o in zip(self.times.last_uses(node), operands(node), strict=True))
 
-    def _read_again(self, value: fx.Node) -> bool:
+    def _read_by_second_run(self, value: fx.Node) -> bool:
         """Whether a second run may read the value, or a view of it, that is not itself recomputed."""
         if producer(value)[0] in self.block:
             return False
         readers = self.times.readers.get(value, ())
         views = (v for r in readers if self.times.is_view(r) for v in values_of(r))
-        return any(r in self.block for r in readers) or any(map(self._read_again, views))
+        return any(r in self.block for r in readers) or any(map(self._read_by_second_run, views))
 
-    def _done_again(self, reader: fx.Node) -> int:
+    def _second_run_until(self, reader: fx.Node) -> int:
         """When the second run of a reader, or the views that it returns, no longer needs the operand."""
         ran = self.times.recomputed_at[reader]
-        return max((self._late_end(v, ran) for v in values_of(reader)), default=ran + 1) if self.times.is_view(reader) else ran + 1
+        return max((self._backward_end(v, ran) for v in values_of(reader)), default=ran + 1) if self.times.is_view(reader) else ran + 1
 
-    def _late_end(self, value: fx.Node, made: int) -> int:
+    def _backward_end(self, value: fx.Node, made: int) -> int:
         ends = [made + 1]
         for reader in self.times.readers.get(value, ()):
             if self.times.in_backward(reader):
                 ends.append(self.times.read_until(value, reader))
             elif reader in self.block:
-                ends.append(self._done_again(reader))
+                ends.append(self._second_run_until(reader))
         return max(ends)

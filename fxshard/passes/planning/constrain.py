@@ -30,11 +30,11 @@ Pattern = tuple[Placement | None, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """A pattern that a layout must match or, if ``forbidden``, must not match; ``said``: the user's text; ``output``: the result that it
-    applies to, if the node has several."""
+    """A pattern that a layout must match or, if ``forbidden``, must not match; ``user_text``: how the user wrote it; ``output``: the result
+    that it applies to, if the node has several."""
 
     pattern: Pattern
-    said: str
+    user_text: str
     output: int = 0
     forbidden: bool = False
 
@@ -47,7 +47,7 @@ class Equality:
     """Tensors that must have equal layouts, and the user's text."""
 
     places: tuple[Place, ...]
-    said: str
+    user_text: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def constraints_of(
         raise OptionError(f"cannot read pins={pins!r}: names (text) and their layouts are needed", where="pins", remedy=remedy)
     else:
         for name, layout in (pins or {}).items():
-            reader.read_pin(_Said(name, f"pins[{name!r}]"), layout)
+            reader.read_pin(_UserText(name, f"pins[{name!r}]"), layout)
     for one in check_constraints(constraints):
         reader.read(one)
     limit = None if memory_limit is None else int(read_size(memory_limit, "memory_limit"))
@@ -101,7 +101,7 @@ def constraints_of(
 
 
 @dataclass(frozen=True)
-class _Said:
+class _UserText:
     """A name and where the user wrote it: an entry of ``pins`` (messages append the layout) or a ``whole`` constraint."""
 
     name: str
@@ -136,10 +136,10 @@ class _Reader:
         nodes = {i.name: i.node for i in self.graph.inputs_of("input")}
         for name in [name for name, node in nodes.items() if is_length(self.graph.by_name[node].meta["val"])]:
             whole = Layout.replicated(self.mesh.ndim)  # a length passed to the call: to users it is not a tensor
-            self._add_layout(Place(nodes.pop(name)), whole, f"input {name}", _Said(name, f"input_layouts[{name}]"))
+            self._add_layout(Place(nodes.pop(name)), whole, f"input {name}", _UserText(name, f"input_layouts[{name}]"))
         given = self._by_end(given, "input")
         for name, layout in _by_name(given, list(nodes), self.mesh, "input_layouts"):
-            self._add_layout(Place(nodes[name]), layout, f"input {name}", _Said(name, f"input_layouts[{name}]"))
+            self._add_layout(Place(nodes[name]), layout, f"input {name}", _UserText(name, f"input_layouts[{name}]"))
 
     def read_outputs(self, given: Any) -> None:
         ends = {o.name: i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
@@ -147,7 +147,7 @@ class _Reader:
         given = self._by_end(given, "output")
         for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts"):
             place = Place(returned[ends[name]].name, 0, ends[name])
-            self._add_layout(place, layout, f"output {name}", _Said(name, f"output_layouts[{name}]"))
+            self._add_layout(place, layout, f"output {name}", _UserText(name, f"output_layouts[{name}]"))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)
@@ -165,32 +165,34 @@ class _Reader:
         elif isinstance(constraint, Forbid):
             self._read_forbidden(constraint)
         else:
-            self.read_pin(_Said(constraint.name, str(constraint), whole=True), constraint.layout)
+            self.read_pin(_UserText(constraint.name, str(constraint), whole=True), constraint.layout)
 
-    def read_pin(self, said: _Said, layout: Any) -> None:
-        several = _of_results(layout)
-        for named in self.names.find(said.name, "" if said.whole else "pin ", said.text, several is not None):
+    def read_pin(self, user_text: _UserText, layout: Any) -> None:
+        several = _layouts_of_results(layout)
+        for named in self.names.find(user_text.name, "" if user_text.whole else "pin ", user_text.text, several is not None):
             if len(named.places) == 1:
                 whole = several[0] if several is not None and len(several) == 1 else layout
-                self._add_layout(_there(named, 0, whole, said), whole, f"{said.name!r} ({named.what})", said)
+                self._add_layout(_existing_place(named, 0, whole, user_text), whole, f"{user_text.name!r} ({named.what})", user_text)
                 continue
             if several is None or len(several) != len(named.places):
-                raise _wrong_count(named, several, self.mesh, said)
+                raise _wrong_count(named, several, self.mesh, user_text)
             for index, wanted in enumerate(several):
                 if wanted is not None:
-                    self._add_layout(_there(named, index, wanted, said), wanted, f"result {index} of {named.what}", said, f"[{index}]")
+                    self._add_layout(
+                        _existing_place(named, index, wanted, user_text), wanted, f"result {index} of {named.what}", user_text, f"[{index}]"
+                    )
 
-    def _add_layout(self, place: Place, layout: Any, what: str, said: _Said, part: str = "") -> None:
+    def _add_layout(self, place: Place, layout: Any, what: str, user_text: _UserText, part: str = "") -> None:
         """Adds a condition; a LayoutError quotes the user's text."""
         try:
             found = pattern(layout, self.mesh, self._dims(place), what)
         except LayoutError as error:
-            raise LayoutError(error.what, where=error.where or said.text + part, remedy=error.remedy) from error
-        self.add(place, Condition(found, said.of(layout, part), place.output))
+            raise LayoutError(error.what, where=error.where or user_text.text + part, remedy=error.remedy) from error
+        self.add(place, Condition(found, user_text.of(layout, part), place.output))
 
     def _read_forbidden(self, forbid: Forbid) -> None:
         """Skips places where the layout is impossible anyway; raises LayoutError if it is impossible at all places."""
-        layout = forbid.layout if forbid.axis is None else {forbid.axis: _one(forbid)}
+        layout = forbid.layout if forbid.axis is None else {forbid.axis: _forbidden_placement(forbid)}
         found: list[tuple[Place, Pattern]] = []
         errors: list[LayoutError] = []
         for named in self.names.find(forbid.name, "", str(forbid), several=True):
@@ -211,7 +213,7 @@ class _Reader:
                 if len(named.places) != 1:
                     what = f"{named.what} has {count_text(len(named.places), 'result')}"
                     raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")
-                places[_there(named, 0, "a name", _Said(name, str(equal), whole=True))] = None
+                places[_existing_place(named, 0, "a name", _UserText(name, str(equal), whole=True))] = None
         if len(places) < 2:
             remedy = "name at least two, or give a glob that matches several"
             raise ConstraintError(f"only {', '.join(p.node for p in places)} is named to be equal", where=str(equal), remedy=remedy)
@@ -234,23 +236,23 @@ class _Reader:
         return value.dim()
 
 
-def _there(named: Named, index: int, wanted: Any, said: _Said) -> Place:
+def _existing_place(named: Named, index: int, wanted: Any, user_text: _UserText) -> Place:
     """The requested result; raises LayoutError if it is not a tensor."""
     place = named.places[index]
     if place is None:
         what = f"result {index} of {named.what} is no tensor, or nothing reads it"
-        raise LayoutError(what, where=said.text, remedy=f"give None in place of {wanted!r}")
+        raise LayoutError(what, where=user_text.text, remedy=f"give None in place of {wanted!r}")
     return place
 
 
-def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, said: _Said) -> LayoutError:
+def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, user_text: _UserText) -> LayoutError:
     gives = count_text(1 if given is None else len(given), "layout")
-    what = f"{named.what} has {count_text(len(named.places), 'result')}, {said.text} gives {gives}"
+    what = f"{named.what} has {count_text(len(named.places), 'result')}, {user_text.text} gives {gives}"
     example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(named.places) - 1)])
-    return LayoutError(what, where=said.text, remedy=f"give one for each, None where free: pins={{{said.name!r}: ({example})}}")
+    return LayoutError(what, where=user_text.text, remedy=f"give one for each, None where free: pins={{{user_text.name!r}: ({example})}}")
 
 
-def _one(forbid: Forbid) -> Placement:
+def _forbidden_placement(forbid: Forbid) -> Placement:
     """The forbidden placement on one axis."""
     given = forbid.layout
     if isinstance(given, str):
@@ -263,7 +265,7 @@ def _one(forbid: Forbid) -> Placement:
     return given
 
 
-def _of_results(layout: Any) -> list[Any] | None:
+def _layouts_of_results(layout: Any) -> list[Any] | None:
     """Layouts of several results: a sequence of layouts, or text in the form of ``print(plan)`` (``"RS(0), R"``, ``*`` where free)."""
     if isinstance(layout, str):
         parts = [part.strip() for part in layout.split(",")]
@@ -311,8 +313,8 @@ def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[
     if isinstance(given, Mapping):
         for name in given:
             if name not in names:
-                said = f"{what} names {name!r}, which there is not{closest(name, names)}"
-                raise ConstraintError(said, where=what, remedy=f"name one of {known}")
+                user_text = f"{what} names {name!r}, which there is not{closest(name, names)}"
+                raise ConstraintError(user_text, where=what, remedy=f"name one of {known}")
         return [(name, layout) for name, layout in given.items() if layout is not None]
     if not isinstance(given, Sequence):
         raise ConstraintError(

@@ -17,7 +17,7 @@ from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.recompute import expanded
 from fxshard.passes.memory.planned_memory import planned_profile
-from fxshard.passes.planning.choose import allowance, decide, keeps_limit, solved, unlimited
+from fxshard.passes.planning.choose import allowance, decide, keeps_limit, solve_without_memory_limit, solved
 from fxshard.passes.planning.constrain import Condition, Constraints, pattern
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.planning.names import Names, Place
@@ -117,7 +117,7 @@ class Origin:
     def _problem(self) -> tuple[Formulation, Solved]:
         """The problem and its solve, redone for a plan from the cache; without the memory limit if that suffices to keep it."""
         if self._session is None:
-            free = None if self.constraints.memory_limit is None else unlimited(*self._asked, allowance(self._time_limit))
+            free = None if self.constraints.memory_limit is None else solve_without_memory_limit(*self._asked, allowance(self._time_limit))
             self._formulation, self._session = self._limited() if free is None or not keeps_limit(free[0]) else free[1:]
         assert self._formulation is not None
         return self._formulation, self._session

@@ -140,6 +140,9 @@ def test_what_is_made_again_is_there_from_then_on() -> None:
         for node in block.nodes:
             readers = modes.times.readers.get(node, ())
             if readers and all(r in block.nodes and not modes.times.is_view(r) for r in readers):
-                assert modes.redone_span(node) == (modes.times.recomputed_at[node], max(modes.times.recomputed_at[r] for r in readers) + 1)
+                assert modes.recomputed_span(node) == (
+                    modes.times.recomputed_at[node],
+                    max(modes.times.recomputed_at[r] for r in readers) + 1,
+                )
                 found += 1
     assert found

@@ -21,7 +21,7 @@ from fxshard.solver.problem.rows import TOLERANCE
 
 
 @dataclass(frozen=True)
-class Moved:
+class SentTensor:
     """A tensor (global ``shape``, or several shapes; ``itemsize``) that is redistributed: by transfer ``transfer``, between any two of
     ``layouts``; or within state ``state`` of variable ``var``, from the first layout to the second. A layout of None (no value, or no
     reader) sends nothing."""
@@ -34,12 +34,14 @@ class Moved:
     state: int = -1
 
 
-def rows(limits: Sequence[Communication], mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> tuple[Row, ...]:
+def limit_rows(
+    limits: Sequence[Communication], mesh: Mesh, price: Price, moved: Sequence[SentTensor], states: Sequence[int]
+) -> tuple[Row, ...]:
     """One row per limit, in bytes per rank; ``states``: the number of states of each variable."""
     return tuple(_row(limit, mesh, price, moved, states) for limit in limits)
 
 
-def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> Row:
+def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[SentTensor], states: Sequence[int]) -> Row:
     axis = mesh.axis(limit.axis)
     nodes: dict[int, np.ndarray] = {}
     transfers = []
@@ -55,7 +57,7 @@ def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[Moved],
     return Row(float(limit.at_most), tuple(nodes.items()), tuple(transfers), name=str(limit))
 
 
-def check(plan: ShardingPlan, limits: Sequence[Communication]) -> None:
+def check_limits(plan: ShardingPlan, limits: Sequence[Communication]) -> None:
     """Raises PlanError if the plan's collectives, counted independently of the rows, exceed a limit."""
     for limit in limits:
         sent = sum(c.bytes for c in plan.collectives if c.axis == limit.axis)

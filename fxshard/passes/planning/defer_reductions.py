@@ -1,4 +1,4 @@
-"""defer: leaves the gradients of a plan with their sums pending, so that they can be reduced later, all at once."""
+"""defer_reductions: leaves the gradients of a plan with their sums pending, so that they can be reduced later, all at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUMS = ("sum", "avg")
 Specs = Mapping[str, tuple[OpSpec, ...]]
 
 
-def deferred(graph: PlanningGraph, plan: ShardingPlan) -> ShardingPlan:
+def defer_reductions(graph: PlanningGraph, plan: ShardingPlan) -> ShardingPlan:
     """``plan`` without the final reduction of each parameter's gradient that is produced as a pending sum.
 
     If only the gradient passes through the operators after the sum (a view, a cast), they pass it on pending. Nothing else changes: the
