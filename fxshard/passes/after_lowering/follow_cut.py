@@ -1,9 +1,8 @@
-"""Follows a cut of one dim of a tensor through the operators around it, either way.
+"""Propagates a cut of one dim of a tensor through operators, forwards and backwards.
 
-A cut gives each element of a dim the number of its piece, so that pieces may lie in several places: a shard's part of what is gathered is
-one stretch in each rank's block. What an operator makes of a dim is told by its rule, the same by which plans are made: the outermost
-factor of a dim is the operand's dim that has it too. Only where a dim is sliced, joined or padded, which no rule allows to cut, places
-are reckoned here.
+A cut labels each element of a dim with the number of its piece. Pieces need not be contiguous: in a gathered tensor, a part of every shard
+is one run in each rank's block. Propagation uses the sharding rules: an operand's dim belongs to a dim of the result if both have the same
+outermost factor. Slices, concatenations and paddings of the cut dim, which no sharding rule allows, are computed here.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from fxshard.strategies.tensors.slicing import first_taken
 aten = torch.ops.aten
 
 NOBODY = -1
-"""The piece of an element that is in none: it is not read."""
+"""The label of an element that is in no piece, because nobody reads it."""
 
 RESHAPES = {
     aten.view.default,
@@ -39,21 +38,21 @@ RESHAPES = {
     aten.squeeze.dim,
     aten.squeeze.dims,
 }
-"""Operators that give a tensor another shape: a piece is given the shape of the result's piece."""
+"""Operators that reshape a tensor: a piece is reshaped to the result's piece."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A dim and the number of the piece that each of its elements is in, integers [size of the dim].
+    """A dim and the piece number of each of its elements, integers [size of the dim].
 
-    Cuts are told apart by identity: what is made of one is made once for all operators that are alike.
+    Cuts compare by identity: equal operators share the cuts derived from one.
     """
 
     dim: int
     labels: Tensor
 
     def count(self, piece: int, start: int = 0, stop: int | None = None) -> int:
-        """Elements of a piece among those from ``start`` to ``stop``."""
+        """Number of elements of a piece among those from ``start`` to ``stop``."""
         if start == 0 and stop is None:
             return self._sizes[piece]
         end = len(self.labels) if stop is None else stop
@@ -61,7 +60,7 @@ class Cut:
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
-        """(piece, start, length) of what lies side by side, in order."""
+        """(piece, start, length) of the contiguous runs, in order."""
         pieces, lengths = torch.unique_consecutive(self.labels, return_counts=True)
         starts = lengths.cumsum(0) - lengths
         return list(zip(pieces.tolist(), starts.tolist(), lengths.tolist(), strict=True))
@@ -79,8 +78,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Span:
-    """``length`` steps along a dim of an operand, of ``unit`` elements each from ``start`` on, make those of the result from ``at`` on, of
-    ``made`` elements each; the operand's dim has ``size`` elements."""
+    """A correspondence between a dim of an operand, of ``size`` elements, and a dim of the result: ``length`` steps, in the operand of
+    ``unit`` elements each from ``start`` on, in the result of ``made`` elements each from ``at`` on."""
 
     dim: int
     size: int
@@ -91,12 +90,12 @@ class Span:
     made: int = 1
 
     def back(self, labels: Tensor) -> Tensor | None:
-        """Of the operand's dim, from those of the result's; None if a step is in two pieces."""
+        """Labels of the operand's dim from those of the result's; None if a step would be in two pieces."""
         steps = _steps(labels[self.at : self.at + self.length * self.made], self.made)
         return None if steps is None else _filled(self.size, self.start, steps.repeat_interleave(self.unit))
 
     def on(self, labels: Tensor, size: int) -> Tensor | None:
-        """Of a result's dim of ``size``, from those of the operand's."""
+        """Labels of the result's dim of ``size`` from those of the operand's."""
         steps = _steps(labels[self.start : self.start + self.length * self.unit], self.unit)
         return None if steps is None else _filled(size, self.at, steps.repeat_interleave(self.made))
 
@@ -113,7 +112,7 @@ def _filled(size: int, start: int, labels: Tensor) -> Tensor:
 
 
 def united(a: Cut, b: Cut) -> Cut | None:
-    """What both ask for; None where they disagree."""
+    """A cut that satisfies both; None if they disagree."""
     if a is b:
         return a
     both = (a.labels != NOBODY) & (b.labels != NOBODY)
@@ -123,19 +122,19 @@ def united(a: Cut, b: Cut) -> Cut | None:
 
 
 def read(node: fx.Node, cut: Cut) -> tuple[Cut | None, ...] | None:
-    """Of each operand of ``node`` the cut that gives this one of its result, None for an operand that is read whole; None if none does."""
+    """For each operand of ``node``, the cut that yields this cut of the result (None if read whole); None if there is none."""
     call = _followed(node)
     return None if call is None else _read(call, cut)
 
 
 def made(node: fx.Node, given: Mapping[fx.Node, Cut]) -> Cut | None:
-    """The cut of a result of operands that are cut as ``given``, the others being cut to it; None where they do not make one."""
+    """The cut of the result if operands are cut as ``given`` and the others to match; None if it is not a cut."""
     call = _followed(node)
     return None if call is None else _made(call, tuple(map(given.get, operands(node))))
 
 
 def _followed(node: fx.Node) -> Call | None:
-    """The call of an operator whose result may be cut."""
+    """The call of an operator whose result can be cut."""
     if not isinstance(node.target, OpOverload) or not is_tensor(node):
         return None
     call = call_of(node)
@@ -144,7 +143,7 @@ def _followed(node: fx.Node) -> Call | None:
 
 
 KEPT = 1024
-"""What was made of cuts, and is kept for operators that are alike: their labels take the memory."""
+"""Number of cached cuts; their labels take the memory."""
 
 
 @lru_cache(maxsize=KEPT)
@@ -187,7 +186,7 @@ def _made_along(call: Call, dim: int, size: int, given: tuple[Cut | None, ...]) 
 
 
 def spans(call: Call, dim: int) -> tuple[Span | None, ...] | None:
-    """For each operand of a call what of it makes a dim of the result, None for one that is read whole; None where no cut is possible."""
+    """For each operand, its correspondence with a dim of the result, None if read whole; None if no cut is possible."""
     along = ALONG.get(call.op)
     return (along(call, dim) if along else None) or _by_rule(call, dim)
 
@@ -216,7 +215,7 @@ def _pad(call: Call, dim: int) -> tuple[Span, ...] | None:
 
 
 def padding(call: Call, dim: int) -> tuple[int, int]:
-    """How many elements a ``constant_pad_nd`` adds before and behind a dim."""
+    """Number of elements that a ``constant_pad_nd`` adds before and after a dim."""
     pads: Any = call.args[1]
     place = 2 * (call.operands[0].ndim - 1 - dim)
     return (pads[place], pads[place + 1]) if place < len(pads) else (0, 0)
@@ -233,7 +232,7 @@ ALONG: dict[str, Callable[[Call, int], tuple[Span, ...] | None]] = {
     str(aten.cat.default): _cat,
     str(aten.constant_pad_nd.default): _pad,
 }
-"""Operators that move places along a dim."""
+"""Operators that move elements along a dim."""
 
 
 @lru_cache(maxsize=4096)
@@ -260,7 +259,7 @@ def _by_rule(call: Call, dim: int) -> tuple[Span | None, ...] | None:
 
 @lru_cache(maxsize=4096)
 def _factors(call: Call) -> tuple[Factors, dict[str, Any]] | None:
-    """The factors of an operator that runs on pieces as it is, but for sizes in its arguments."""
+    """The factors of an operator that can run on pieces unchanged, except for sizes in its arguments."""
     entry = lookup(call.op)
     if entry is None or (entry.local is not None and call.op not in _PLAIN):
         return None

@@ -1,7 +1,7 @@
-"""The passes after lowering, by name and in order; each takes a program and returns one that computes the same.
+"""The passes after lowering, by name and in order; each turns a program into an equivalent one.
 
-What a pass made is taken only if the cost model's timeline does not grow by it, and if a program planned within a limit on memory still
-keeps to it (or takes no more than before). ``program.effects`` tells of each.
+A pass's result is used only if the predicted timeline is no longer than before and, under a memory limit, the program still keeps it (or
+its peak does not grow). ``program.effects`` records each pass.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, 
 """In the order in which they run."""
 
 OF_NUMBERS = frozenset({"chunk"})
-"""Passes that need sizes as numbers: programs with dynamic sizes do without."""
+"""Passes that need numeric sizes; they are skipped for programs with dynamic sizes."""
 
 LONGER = 1e-9
-"""Relative: sums of many floats differ by their order."""
+"""Relative tolerance: sums of many floats depend on their order."""
 
 
 def check_without(names: Sequence[str]) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def check_without(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
-    """``program`` after the pass of that name, or as it was where that was no gain; either way its effect is noted."""
+    """``program`` after the named pass, or unchanged if that was no gain; records the effect in either case."""
     before = predicted(program)
     if program.sizes and name in OF_NUMBERS:
         counts = len(program.collectives), len(program.collectives)
@@ -62,7 +62,7 @@ def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
 
 
 def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
-    """Those of the program, and what passes have taken for granted of its symbols since."""
+    """The program's guards, with those that passes have added on its symbols since."""
     return distinct((*program.guards, *program.noted_guards()))
 
 
@@ -76,8 +76,8 @@ def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, af
 
 
 def _peak(program: ShardedProgram) -> int:
-    """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with; at the
-    sizes at which the plan's memory counts."""
+    """Peak bytes of the first rank, running its graph in order, with the plan's optimizer state; at the sizes that the plan's memory refers
+    to."""
     graph = with_storages(first_where_memory_counts(program)).graph
     given = {
         n: BoundaryValue(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)

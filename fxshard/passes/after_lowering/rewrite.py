@@ -1,4 +1,4 @@
-"""New local graphs from old ones, for the passes after lowering: programs are not changed, they are made anew."""
+"""Builds new local graphs from old ones, for the passes after lowering; programs are never modified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxshard.passes.lowering.local_graph import KEPT, begun, fake_result
 
 
 def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
-    """A copy of a local graph whose calls stand in this order, parts of a result right behind it; names and metas are kept."""
+    """A copy of a local graph with its calls in this order, each followed by its getitems; names and metadata stay."""
     graph = fx.Graph()
     new = NodeMaker(graph)
     copies: dict[fx.Node, fx.Node] = {}
@@ -28,14 +28,14 @@ def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy that may be changed."""
+    """A copy that may be modified."""
     return rebuilt(module, [n for n in module.graph.nodes if n.op == "call_function"])
 
 
 class Emitter:
-    """Adds calls to a local graph right before ``place``; they are of the same half of the step and, unless said otherwise, its turn.
+    """Inserts calls right before ``place``; they inherit its metadata and, unless ``turn`` is given, its turn.
 
-    ``half``: nodes of one half, to which they are added if ``place`` is among them.
+    ``half``: the nodes of one half of the step; new nodes are added to it if ``place`` is in it.
     """
 
     def __init__(self, graph: fx.Graph, place: fx.Node, turn: int | None = None, half: set[fx.Node] | None = None) -> None:

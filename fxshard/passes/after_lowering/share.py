@@ -1,7 +1,7 @@
-"""share: a collective that another one has done already is not run again, and one that nobody reads is not run at all.
+"""share: removes collectives that repeat an earlier one, and those whose result nobody reads.
 
-A plan that the solver makes has neither; one that is written by hand, or drawn, may. The collectives of a local graph are compared by
-what they send, light operators around them by what they read, and dropped only where that is so on all ranks.
+A solver's plan has neither; a plan that is written by hand or drawn at random may. In each local graph, collectives and the light operators
+around them are compared by their inputs (common-subexpression elimination); one is removed only if it can be on all ranks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fxshard.program.sharded_program import ShardedProgram, is_collective, is_wa
 
 
 def share(program: ShardedProgram) -> ShardedProgram:
-    """The program without collectives that repeat another one of the same half of the step, or that nobody reads."""
+    """The program without collectives that are unread, or that repeat another one in the same half of the step."""
     found = [_repeated(program, module.graph) for module in program.modules.values()]
     same = {k: first for k, first in found[0].items() if all(other.get(k) == first for other in found)}
     unread = set.intersection(*(_unread(module.graph) for module in program.modules.values()))
-    unread -= {first for k, first in same.items() if k not in unread}  # it gets the readers of what repeats it
+    unread -= {first for k, first in same.items() if k not in unread}  # its readers include those of its duplicates
     if not same and not unread:
         return program
     graphs = {size_class: copied(module) for size_class, module in program.modules.items()}
@@ -40,7 +40,7 @@ def share(program: ShardedProgram) -> ShardedProgram:
 
 
 def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
-    """Number of a collective -> number of the first one that sends the same, in the same half."""
+    """Number of a collective -> number of the first one with the same input in the same half."""
     early = forward_nodes(program, graph)
     value: dict[fx.Node, fx.Node] = {}
     first: dict[Hashable, list[fx.Node]] = {}
@@ -65,12 +65,12 @@ def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
 
 
 def _arguments(node: fx.Node, value: Mapping[fx.Node, fx.Node]) -> str:
-    """As text, for 1, 1.0 and True are different arguments."""
+    """As text, because 1, 1.0 and True are different arguments."""
     return str(fx.map_arg((node.args, dict(node.kwargs)), value.__getitem__))
 
 
 def _unread(graph: fx.Graph) -> set[int]:
-    """Numbers of the collectives whose waits nobody reads."""
+    """Numbers of the collectives whose waits have no users."""
     collectives = [n for n in graph.nodes if is_collective(n)]
     return {k for k, n in enumerate(collectives) if not any(wait.users for wait in n.users)}
 

@@ -1,6 +1,6 @@
-"""The values of a lowered graph made anew, each in a storage of its own that its views share.
+"""Recomputes the values of a lowered graph so that each has a storage of its own, shared with its views.
 
-Lowered graphs keep one fake for all values that look alike (``passes.local_graph``), which tells shapes, not what lies in which memory.
+Lowered graphs share one fake among all values with equal shapes (``local_graph``), so their storages say nothing about memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fxshard.passes.after_lowering.rewrite import copied
 
 
 class _Anew(fx.Interpreter):
-    """Keeps in ``meta["val"]`` what each node gives."""
+    """Stores each node's result in ``meta["val"]``."""
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)

@@ -1,4 +1,4 @@
-"""What was emitted into a local graph once, emitted again on other operands: layers repeat, and so do the calls and moves in them."""
+"""Records emitted calls, to emit them again on other operands: layers repeat, and with them their calls and redistributions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import fx
 
 @dataclass(frozen=True)
 class Place:
-    """Stands for a node: the operands are numbered first, then what was emitted, in order."""
+    """Stands for a node by its number: first the operands, then the recorded nodes in order."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """``calls``: (target, arguments, keywords, value) of each node in order, nodes in arguments and in ``result`` as places.
+    """``calls``: (target, args, kwargs, value) of each node in order; in these and in ``result``, a ``Place`` stands for each node.
 
-    Nodes that were there before and are no operands, such as the place of a rank, stay as they are.
+    Earlier nodes that are not operands, such as an axis index, stay as they are.
     """
 
     calls: tuple[tuple[Any, Any, Any, Any], ...]
@@ -28,7 +28,7 @@ class Emitted:
 
     @staticmethod
     def of(operands: Sequence[fx.Node], nodes: Sequence[fx.Node], result: Any) -> Emitted:
-        """What ``nodes`` are when ``operands`` are left open."""
+        """Records ``nodes`` with ``operands`` as parameters."""
         places: dict[fx.Node, Place] = {}
         for node in (*operands, *nodes):
             places.setdefault(node, Place(len(places)))
@@ -36,7 +36,7 @@ class Emitted:
         return Emitted(calls, _opened(result, places))
 
     def again(self, operands: Sequence[fx.Node], emit: Callable[[Any, Any, Any, Any], fx.Node]) -> Any:
-        """The result on other operands; ``emit`` makes a node of a target, arguments, keywords and its value."""
+        """The result on other operands; ``emit`` makes a node of a target, args, kwargs and value."""
         nodes = list(dict.fromkeys(operands))
         for target, args, kwargs, value in self.calls:
             nodes.append(emit(target, _filled(args, nodes), _filled(kwargs, nodes), value))
@@ -44,7 +44,7 @@ class Emitted:
 
 
 def _opened(value: Any, places: Mapping[fx.Node, Place]) -> Any:
-    """Nodes as places; what holds none is itself, so that it need not be gone through again."""
+    """Replaces nodes by places. A container without nodes is returned itself, so that it is not traversed again."""
     if isinstance(value, fx.Node):
         return places.get(value, value)
     if isinstance(value, (tuple, list)):
