@@ -147,7 +147,7 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
     return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.transfers)} transfers"
 
 
-FREE = 0.25
+UNLIMITED_SHARE = 0.25
 """Fraction of a time limit for the plan without the memory limit; a work limit applies to it in full."""
 
 
@@ -158,7 +158,7 @@ def _choose(c: Compilation) -> tuple[Compilation, str]:
     limited, formulation, found = c.constraints.memory_limit is not None, c.formulation, None
     budget = choose.allowance(c.request.time_limit, limited=limited)
     if limited:
-        free = budget.share(FREE) if c.request.time_limit is not None else choose.allowance(None)
+        free = budget.share(UNLIMITED_SHARE) if c.request.time_limit is not None else choose.allowance(None)
         found = choose.solve_without_memory_limit(c.annotated, c.constraints, c.request.objective, free)
     if found is not None and choose.keeps_limit(found[0]):
         plan, formulation, session = found
@@ -248,7 +248,7 @@ LOWERING: tuple[Pass, ...] = (
     Pass("bucket", _optimising("bucket"), _effect),
 )
 PIPELINE = (*PLANNING, *LOWERING)
-SOLVING = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")
+FIRST_SOLVER_PASS = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")
 """Index of the first pass that a cached plan replaces."""
 
 
@@ -265,7 +265,7 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
     return run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
 
 
-DECIDED = (
+NOT_IN_CACHE_KEY = (
     *("model", "args", "kwargs", "mixed_precision", "input_layouts", "output_layouts", "pins", "constraints"),
     *("memory_limit", "optimizer", "cache", "rng", "without"),
 )
@@ -278,13 +278,13 @@ def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
     If stages are dumped, all passes run.
     """
     first = 0 if state.graph is None else 1
-    state = run(PLANNING[first:SOLVING], state, dump)
+    state = run(PLANNING[first:FIRST_SOLVER_PASS], state, dump)
     path = _cache_file(state) if state.request.cache else None
     if path is not None and dump_folder(dump) is None:
-        known = _recall(state, path)
+        known = _from_cache(state, path)
         if known is not None:
             return known
-    state = run(PLANNING[SOLVING:], state, dump)
+    state = run(PLANNING[FIRST_SOLVER_PASS:], state, dump)
     assert state.plan is not None
     by_chance = state.plan.certificate.cut and state.request.time_limit is not None  # another run may end with another plan
     if path is not None and not by_chance:
@@ -294,11 +294,11 @@ def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
 
 def _cache_file(state: Compilation) -> Path | None:
     assert state.graph is not None
-    asked = {f.name: getattr(state.request, f.name) for f in fields(state.request) if f.name not in DECIDED}
+    asked = {f.name: getattr(state.request, f.name) for f in fields(state.request) if f.name not in NOT_IN_CACHE_KEY}
     return disk_cache.file_for(plan_cache.KIND, graph=state.graph.hash, mesh=state.mesh, constraints=state.constraints, **asked)
 
 
-def _recall(state: Compilation, path: Path) -> Compilation | None:
+def _from_cache(state: Compilation, path: Path) -> Compilation | None:
     """The state with the cached plan; None if there is none that is legal for this graph."""
     assert state.graph is not None and state.annotated is not None
     start = time.perf_counter()

@@ -45,7 +45,7 @@ def bucket(program: ShardedProgram) -> ShardedProgram:
     modules = {}
     for size_class, module in program.modules.items():
         copy = copied(module)
-        _fill(copy.graph, found)
+        _insert(copy.graph, found)
         modules[size_class] = copy
     joined = {k: b for b in found for k in b.members}
     issued = []
@@ -53,14 +53,14 @@ def bucket(program: ShardedProgram) -> ShardedProgram:
     places = {b.members[0] if b.early else b.members[-1]: b for b in found}
     for k, one in enumerate(program.collectives):
         if k in places:
-            issued.append(_together([program.collectives[m] for m in places[k].members]))
+            issued.append(_merged_record([program.collectives[m] for m in places[k].members]))
         elif k not in joined:
             issued.append(one)
     named = [replace(c, node=name) for c, name in zip(issued, names, strict=True)]
     return program.with_modules(modules, named)
 
 
-def _together(parts: Sequence[ProgramCollective]) -> ProgramCollective:
+def _merged_record(parts: Sequence[ProgramCollective]) -> ProgramCollective:
     """The record of the merged collective: the sum of bytes, everything that ``parts`` serve, one buffer."""
     first = parts[0]
     return replace(
@@ -76,22 +76,22 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
     graphs = [_Collectives([n for n in module.graph.nodes if is_collective(n)]) for module in program.modules.values()]
     reference = program.first.graph
     first = forward_nodes(program, reference)
-    began = _began(reference, program.mesh)
-    open_: dict[Any, Bucket] = {}
+    began = _compute_before(reference, program.mesh)
+    current: dict[Any, Bucket] = {}
     found: list[Bucket] = []
     for k, node in enumerate(n for n in reference.nodes if is_collective(n)):
         one = program.collectives[k]
-        if not _worth(program, one):
+        if not _is_worth_merging(program, one):
             continue
         key = (node in first, one.kind, one.axis, one.dtype, node.args[1] if one.kind in REDUCING else None)
-        into = open_.get(key)
+        into = current.get(key)
         if into is None or _is_full(program, into) or not _join(program, graphs, into, k, began):
-            open_[key] = Bucket([k])
-            found.append(open_[key])
+            current[key] = Bucket([k])
+            found.append(current[key])
     return found
 
 
-def _worth(program: ShardedProgram, one: ProgramCollective) -> bool:
+def _is_worth_merging(program: ShardedProgram, one: ProgramCollective) -> bool:
     """Whether a collective costs more to launch than to pack and, if its result is in pieces, unpack."""
     axis = program.mesh.axis(one.axis)
     return packing_time(one.kind, axis, one.bytes, program.mesh) < collective_time(one.kind, axis, 0, program.mesh)
@@ -104,7 +104,7 @@ def _is_full(program: ShardedProgram, into: Bucket) -> bool:
     return collective_time(first.kind, axis, sent, mesh) > FULL_BUCKET_LATENCIES * collective_time(first.kind, axis, 0, mesh)
 
 
-def _began(graph: fx.Graph, mesh: Mesh) -> list[float]:
+def _compute_before(graph: fx.Graph, mesh: Mesh) -> list[float]:
     """For each collective, the microseconds of compute before it."""
     clock, found = 0.0, []
     for node in graph.nodes:
@@ -174,7 +174,7 @@ def _readers(collective: fx.Node) -> list[fx.Node]:
     return [reader for wait in collective.users for reader in wait.users]
 
 
-def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
+def _insert(graph: fx.Graph, found: Sequence[Bucket]) -> None:
     """Inserts the buckets into a local graph."""
     nodes = [n for n in graph.nodes if is_collective(n)]
     for one in found:
@@ -182,7 +182,7 @@ def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
         reader = min(reader for m in members for reader in _readers(m))
         start = members[0] if one.early else members[-1]
         if one.early:
-            _bring(members, start)
+            _move_packing(members, start)
         kind, ranks = KINDS[start.target], _ranks(start)
         buffers = [m.all_input_nodes[0] for m in members]
         emit = Emitter(graph, start)
@@ -193,7 +193,7 @@ def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
         _unpack(graph, reader, joined, members, kind)
 
 
-def _bring(members: Sequence[fx.Node], start: fx.Node) -> None:
+def _move_packing(members: Sequence[fx.Node], start: fx.Node) -> None:
     """Moves the packing of later members in front of ``start``."""
     late, todo = set[fx.Node](), [n for m in members[1:] for n in m.all_input_nodes]
     while todo:

@@ -25,7 +25,7 @@ from fxshard.cost.collectives import collective_time
 from fxshard.cost.compute import traffic_time
 from fxshard.cost.timeline import communication_time, operator_time, timeline
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.after_lowering.cut_candidates import PRODUCT, Cuts, Halves, ends, makers, readers
+from fxshard.passes.after_lowering.cut_candidates import PRODUCT, Cuts, Halves, collective_cuts, producers, readers
 from fxshard.passes.after_lowering.cut_pieces import Pieces, dense
 from fxshard.passes.after_lowering.rewrite import Emitter, copied
 from fxshard.passes.after_lowering.schedule import predicted
@@ -33,11 +33,11 @@ from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedPro
 
 COUNTS = (2, 4, 8)
 """Numbers of pieces that are tried."""
-NEAR = 12
+CONTEXT = 12
 """Collectives with equal exposed time and equal operators within this distance share a decision."""
-AROUND = 64
+MARGIN = 64
 """Number of operators before and after the window that are simulated too, for the communication that overlaps with them."""
-APART = 256
+FAR = 256
 """With more operators than this between a collective and its wait, or in the window, there is enough compute beside it."""
 
 
@@ -56,13 +56,13 @@ def chunk(program: ShardedProgram) -> ShardedProgram:
 
 
 def cut_program(program: ShardedProgram, found: dict[int, Choice]) -> ShardedProgram:
-    """Cuts collectives, by number; the dim of each must have at least ``count`` elements (``cut_candidates.ends``)."""
+    """Cuts collectives, by number; the dim of each must have at least ``count`` elements (``cut_candidates.collective_cuts``)."""
     issued = list[ProgramCollective]()
     modules = {}
     for size_class, module in program.modules.items():
         copy = copied(module)
         halves = Halves.of(program, copy.graph)
-        begun = [cut_up(copy.graph, n, found.get(k), halves) for k, n in enumerate([*filter(is_collective, copy.graph.nodes)])]
+        begun = [split_collective(copy.graph, n, found.get(k), halves) for k, n in enumerate([*filter(is_collective, copy.graph.nodes)])]
         modules[size_class] = copy
         if size_class == program.classes[program.origin]:
             issued = [p for c, nodes in zip(program.collectives, begun, strict=True) for p in _issued(c, nodes)]
@@ -81,25 +81,25 @@ def _issued(one: ProgramCollective, nodes: Sequence[fx.Node]) -> list[ProgramCol
     return parts
 
 
-def cut_up(graph: fx.Graph, node: fx.Node, choice: Choice | None, halves: Halves) -> list[fx.Node]:
+def split_collective(graph: fx.Graph, node: fx.Node, choice: Choice | None, halves: Halves) -> list[fx.Node]:
     """Replaces a collective and the piecewise operators around it by their pieces; returns the new collectives."""
-    cuts = ends(node, choice.dim, choice.count) if choice else None
+    cuts = collective_cuts(node, choice.dim, choice.count) if choice else None
     if choice is None or cuts is None:
         return [node]
     (buffer,), (wait,) = node.all_input_nodes, node.users
-    before = makers(node, cuts[0], choice.count, halves)
+    before = producers(node, cuts[0], choice.count, halves)
     behind = readers(wait, cuts[1], choice.count, halves) or {wait: cuts[1]}
     emit, pieces, begun = Emitter(graph, node, half=halves.first), Pieces(before), []
     for k in range(choice.count):
         sent = dense(emit, pieces(emit, buffer, cuts[0], k))
         begun.append(emit(node.target, sent, *node.args[1:]))
-    _arrive(graph, Pieces(behind, {wait: begun}), choice.count, halves)
+    _emit_result_side(graph, Pieces(behind, {wait: begun}), choice.count, halves)
     for old in sorted({*before, node, *behind}, reverse=True):
         graph.erase_node(old)
     return begun
 
 
-def _arrive(graph: fx.Graph, pieces: Pieces, count: int, halves: Halves) -> None:
+def _emit_result_side(graph: fx.Graph, pieces: Pieces, count: int, halves: Halves) -> None:
     """Emits products piece by piece at the first product, and joins pieces right before other readers need them.
 
     A tensor that only the other half of the step reads is joined in that half, after the products.
@@ -139,35 +139,35 @@ def choices(program: ShardedProgram) -> dict[int, Choice]:
     halves = Halves.of(program, graph)
     nodes = list(graph.nodes)
     places = {n: i for i, n in enumerate(nodes)}
-    looks = [_look(n, places) for n in nodes]
+    fingerprints = [_fingerprint(n, places) for n in nodes]
     known: dict[Any, Choice | None] = {}
     found: dict[int, Choice] = {}
     taken = set[fx.Node]()
     for k, node in enumerate(n for n in nodes if is_collective(n)):
         (wait,) = node.users
         start, stop = places[node], places[wait]
-        if waited[node.name] * mesh.hardware.overlap <= _start(node, mesh) or stop - start > APART:
+        if waited[node.name] * mesh.hardware.overlap <= _start(node, mesh) or stop - start > FAR:
             continue
-        first = max(0, start - NEAR)
-        key = float(f"{waited[node.name]:.1e}"), start - first, stop - start, tuple(looks[first : stop + NEAR])
+        first = max(0, start - CONTEXT)
+        key = float(f"{waited[node.name]:.1e}"), start - first, stop - start, tuple(fingerprints[first : stop + CONTEXT])
         if key not in known:
             known[key] = _best(nodes, places, node, waited[node.name], mesh, halves)
         choice = known[key]
         if choice is not None:
-            inside = {n for cuts in _around(node, choice, halves) for n in cuts}
+            inside = {n for cuts in _surrounding_cuts(node, choice, halves) for n in cuts}
             if taken.isdisjoint(inside):
                 found[k] = choice
                 taken |= inside
     return found
 
 
-def _look(node: fx.Node, places: dict[fx.Node, int]) -> int:
+def _fingerprint(node: fx.Node, places: dict[fx.Node, int]) -> int:
     """A hash of an operator: target, shape and dtype of the result, axis of a collective, distance to nearby operands."""
     value = node.meta.get("val")
     shape = (value.shape, value.dtype) if isinstance(value, torch.Tensor) else None
     back = (places[node] - places[o] for o in inputs_of(node))
     link = node.args[-1] if is_collective(node) else None
-    return hash((node.target if node.op == "call_function" else node.op, shape, link, *(far if far < NEAR else NEAR for far in back)))
+    return hash((node.target if node.op == "call_function" else node.op, shape, link, *(far if far < CONTEXT else CONTEXT for far in back)))
 
 
 def _start(node: fx.Node, mesh: Mesh) -> float:
@@ -175,12 +175,12 @@ def _start(node: fx.Node, mesh: Mesh) -> float:
     return collective_time(KINDS[node.target], mesh.axis(str(node.args[-1])), 0, mesh)
 
 
-def _around(node: fx.Node, choice: Choice, halves: Halves) -> tuple[Cuts, Cuts]:
-    cuts = ends(node, choice.dim, choice.count)
+def _surrounding_cuts(node: fx.Node, choice: Choice, halves: Halves) -> tuple[Cuts, Cuts]:
+    cuts = collective_cuts(node, choice.dim, choice.count)
     if cuts is None:
         return {}, {}
     (wait,) = node.users
-    return makers(node, cuts[0], choice.count, halves), readers(wait, cuts[1], choice.count, halves)
+    return producers(node, cuts[0], choice.count, halves), readers(wait, cuts[1], choice.count, halves)
 
 
 def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, waited: float, mesh: Mesh, halves: Halves) -> Choice | None:
@@ -191,7 +191,7 @@ def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, w
     """
     best, least = None, 0.0
     for dim in range(node.all_input_nodes[0].meta["val"].ndim):
-        around = _around(node, Choice(dim, COUNTS[0]), halves)
+        around = _surrounding_cuts(node, Choice(dim, COUNTS[0]), halves)
         bounds = {count: min(waited, _bound(node, around, count, mesh)) for count in COUNTS}
         count = max(COUNTS, key=bounds.__getitem__)
         bound = bounds[count] - _joining(node, around[1], mesh)
@@ -225,13 +225,13 @@ def _gain(
     halves: Halves,
 ) -> float:
     """Microseconds saved in the window of operators around a collective, counting a launch for each."""
-    reach = [places[n] for cuts in _around(node, choice, halves) for n in (node, *node.users, *cuts)]
+    reach = [places[n] for cuts in _surrounding_cuts(node, choice, halves) for n in (node, *node.users, *cuts)]
     start, stop = min(reach), max(reach) + 1
-    if stop - start > APART:
+    if stop - start > FAR:
         return 0.0
-    window, early, late = nodes[start:stop], nodes[max(0, start - AROUND) : start], nodes[stop : stop + AROUND]
+    window, early, late = nodes[start:stop], nodes[max(0, start - MARGIN) : start], nodes[stop : stop + MARGIN]
     graph, copies = _window(window)
-    cut_up(graph, copies[node], choice, Halves({copies[n] for n in window if n in halves.first}))
+    split_collective(graph, copies[node], choice, Halves({copies[n] for n in window if n in halves.first}))
     pieces = [n for n in graph.nodes if n.op == "call_function"]
     same = {n: copies[n] for n in window} | {copies[n]: n for n in early if n in copies}
     return _cost([*early, *window, *late], mesh, {}) - _cost([*early, *pieces, *late], mesh, same)

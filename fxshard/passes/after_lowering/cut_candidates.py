@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxshard.graph.planning_graph import operands
-from fxshard.passes.after_lowering.follow_cut import Cut, made, read, united
+from fxshard.passes.after_lowering.follow_cut import Cut, made, merged, read
 from fxshard.passes.after_lowering.forward_backward import by_order, forward_nodes
 from fxshard.passes.after_lowering.schedule import is_light
 from fxshard.program.sharded_program import KINDS, ShardedProgram
@@ -40,7 +40,7 @@ class Halves:
         return (a in self.first) == (b in self.first) and self.tangents.isdisjoint(a.all_input_nodes)
 
 
-def ends(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | None:
+def collective_cuts(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | None:
     """The cuts of a collective's input and result into ``count`` pieces along a dim of its buffer; None if the dim has too few elements.
 
     If the dim has a block per rank, each piece has a part of every block.
@@ -50,18 +50,18 @@ def ends(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | None:
     if kind == "all_to_all" and dim == 0:  # dim 0 counts blocks
         return None
     sent, arrived = (ranks if kind == own and dim == 0 else 1 for own in ("reduce_scatter", "all_gather"))
-    return None if size // sent < count else _ends(dim, size // sent, count, sent, arrived)
+    return None if size // sent < count else _collective_cuts(dim, size // sent, count, sent, arrived)
 
 
 @lru_cache(maxsize=256)
-def _ends(dim: int, size: int, count: int, sent: int, arrived: int) -> tuple[Cut, Cut]:
+def _collective_cuts(dim: int, size: int, count: int, sent: int, arrived: int) -> tuple[Cut, Cut]:
     """The same cuts, cached for equal collectives."""
     labels = (torch.arange(size) * count // size).to(torch.int16)
     return Cut(dim, labels.repeat(sent)), Cut(dim, labels.repeat(arrived))
 
 
-def makers(collective: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
-    """The operators, back to matrix products, that compute a collective's input and nothing else, with their cuts; empty without a product."""
+def producers(collective: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
+    """The operators, back to matrix products, that only serve to compute a collective's input, with their cuts; empty without a product."""
     (buffer,) = collective.all_input_nodes
     asked: dict[fx.Node, Cut | None] = {buffer: cut}
     found: dict[fx.Node, Cut] = {}
@@ -83,7 +83,7 @@ def makers(collective: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
                 asked[operand] = own
             else:
                 before = asked[operand]
-                asked[operand] = None if before is None or own is None else united(before, own)
+                asked[operand] = None if before is None or own is None else merged(before, own)
     return _led_by_products(found, count) if _agrees(found) else {}
 
 

@@ -26,7 +26,7 @@ from fxshard.strategies.tensors.slicing import first_taken
 
 aten = torch.ops.aten
 
-NOBODY = -1
+UNREAD = -1
 """The label of an element that is in no piece, because nobody reads it."""
 
 RESHAPES = {
@@ -89,15 +89,15 @@ class Span:
     at: int = 0
     made: int = 1
 
-    def back(self, labels: Tensor) -> Tensor | None:
+    def operand_labels(self, labels: Tensor) -> Tensor | None:
         """Labels of the operand's dim from those of the result's; None if a step would be in two pieces."""
         steps = _steps(labels[self.at : self.at + self.length * self.made], self.made)
-        return None if steps is None else _filled(self.size, self.start, steps.repeat_interleave(self.unit))
+        return None if steps is None else _labelled(self.size, self.start, steps.repeat_interleave(self.unit))
 
-    def on(self, labels: Tensor, size: int) -> Tensor | None:
+    def result_labels(self, labels: Tensor, size: int) -> Tensor | None:
         """Labels of the result's dim of ``size`` from those of the operand's."""
         steps = _steps(labels[self.start : self.start + self.length * self.unit], self.unit)
-        return None if steps is None else _filled(size, self.at, steps.repeat_interleave(self.made))
+        return None if steps is None else _labelled(size, self.at, steps.repeat_interleave(self.made))
 
 
 def _steps(labels: Tensor, unit: int) -> Tensor | None:
@@ -105,17 +105,17 @@ def _steps(labels: Tensor, unit: int) -> Tensor | None:
     return grouped[:, 0] if bool((grouped == grouped[:, :1]).all()) else None
 
 
-def _filled(size: int, start: int, labels: Tensor) -> Tensor:
-    found = torch.full((size,), NOBODY, dtype=labels.dtype)
+def _labelled(size: int, start: int, labels: Tensor) -> Tensor:
+    found = torch.full((size,), UNREAD, dtype=labels.dtype)
     found[start : start + len(labels)] = labels
     return found
 
 
-def united(a: Cut, b: Cut) -> Cut | None:
+def merged(a: Cut, b: Cut) -> Cut | None:
     """A cut that satisfies both; None if they disagree."""
     if a is b:
         return a
-    both = (a.labels != NOBODY) & (b.labels != NOBODY)
+    both = (a.labels != UNREAD) & (b.labels != UNREAD)
     if a.dim != b.dim or bool((a.labels != b.labels)[both].any()):
         return None
     return Cut(a.dim, torch.maximum(a.labels, b.labels))
@@ -142,43 +142,43 @@ def _followed(node: fx.Node) -> Call | None:
     return call if result is not None and UNKNOWN not in result.shape and call.is_hashable else None
 
 
-KEPT = 1024
+CACHE_SIZE = 1024
 """Number of cached cuts; their labels take the memory."""
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHE_SIZE)
 def _read(call: Call, cut: Cut) -> tuple[Cut | None, ...] | None:
     found = spans(call, cut.dim)
     if found is None:
         return None
     cuts: list[Cut | None] = []
     for span in found:
-        labels = None if span is None else span.back(cut.labels)
+        labels = None if span is None else span.operand_labels(cut.labels)
         if span is not None and labels is None:
             return None
         cuts.append(None if span is None or labels is None else Cut(span.dim, labels))
     return tuple(cuts)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHE_SIZE)
 def _made(call: Call, given: tuple[Cut | None, ...]) -> Cut | None:
     (result,) = call.outputs
     for dim, size in enumerate(result.shape if result is not None else ()):
         labels = _made_along(call, dim, size, given)
-        if labels is not None and not bool((labels == NOBODY).any()):
+        if labels is not None and not bool((labels == UNREAD).any()):
             return Cut(dim, labels)
     return None
 
 
 def _made_along(call: Call, dim: int, size: int, given: tuple[Cut | None, ...]) -> Tensor | None:
-    labels = torch.full((size,), NOBODY)
+    labels = torch.full((size,), UNREAD)
     for cut, span in zip(given, spans(call, dim) or (), strict=False):
         if cut is None:
             continue
         if span is None or span.dim != cut.dim:
             return None
-        own = span.on(cut.labels, size)
-        whole = None if own is None else united(Cut(dim, labels), Cut(dim, own))
+        own = span.result_labels(cut.labels, size)
+        whole = None if own is None else merged(Cut(dim, labels), Cut(dim, own))
         if whole is None:
             return None
         labels = whole.labels
@@ -194,7 +194,7 @@ def spans(call: Call, dim: int) -> tuple[Span | None, ...] | None:
 def _slice(call: Call, dim: int) -> tuple[Span, ...] | None:
     given: Any = (*call.args[1:], *(0, None, None, 1)[len(call.args) - 1 :])
     shape, (result,) = call.operands[0].shape, call.outputs
-    if result is None or _place(given[0], shape) != dim or given[3] != 1:
+    if result is None or _normalised_dim(given[0], shape) != dim or given[3] != 1:
         return None
     return (Span(dim, shape[dim], result.shape[dim], first_taken(given[1], shape[dim])),)
 
@@ -202,7 +202,7 @@ def _slice(call: Call, dim: int) -> tuple[Span, ...] | None:
 def _cat(call: Call, dim: int) -> tuple[Span, ...] | None:
     along: Any = call.args[1] if len(call.args) > 1 else 0
     shapes = [x.shape for x in call.operands]
-    if _place(along, shapes[0]) != dim or len({len(s) for s in shapes}) > 1:
+    if _normalised_dim(along, shapes[0]) != dim or len({len(s) for s in shapes}) > 1:
         return None
     ends = [sum(s[dim] for s in shapes[:k]) for k in range(len(shapes))]
     return tuple(Span(dim, s[dim], s[dim], at=at) for s, at in zip(shapes, ends, strict=True))
@@ -221,7 +221,7 @@ def padding(call: Call, dim: int) -> tuple[int, int]:
     return (pads[place], pads[place + 1]) if place < len(pads) else (0, 0)
 
 
-def _place(along: Any, shape: tuple[int, ...]) -> int:
+def _normalised_dim(along: Any, shape: tuple[int, ...]) -> int:
     return int(along) % max(len(shape), 1)
 
 

@@ -35,27 +35,27 @@ def by_order(program: ShardedProgram) -> bool:
 
 def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
     """For each collective in order, whether it runs in the forward; the same on all ranks."""
-    early = _first_of_first(program)
+    early = _forward_of_first_rank(program)
     return tuple(n in early for n in program.first.graph.nodes if is_collective(n))
 
 
-def _first_of_first(program: ShardedProgram) -> set[fx.Node]:
+def _forward_of_first_rank(program: ShardedProgram) -> set[fx.Node]:
     """The nodes that the first rank's forward runs; cached, not to be modified."""
     known: set[fx.Node] | None = program.kept.get("forward")
     if known is None:
         graph = program.first.graph
-        known = program.kept["forward"] = _first(program, graph, _results(program, graph))
+        known = program.kept["forward"] = _forward_of(program, graph, _results(program, graph))
     return known
 
 
 def forward_nodes(program: ShardedProgram, graph: fx.Graph) -> set[fx.Node]:
     """The nodes of a local graph that run in the forward; on a rank with an empty shard, also those that other ranks' collectives need."""
     if graph is program.first.graph and not by_order(program):  # its own collectives decide
-        return set(_first_of_first(program))
+        return set(_forward_of_first_rank(program))
     collectives = [n for n in graph.nodes if is_collective(n)]
     needed = {n for n, early in zip(collectives, forward_collectives(program), strict=True) if early}
     waits = [wait for n in needed for wait in n.users]
-    found = _first(program, graph, [*_results(program, graph), *waits])
+    found = _forward_of(program, graph, [*_results(program, graph), *waits])
     late = {n for n in collectives if n not in needed}
     for node in graph.nodes:
         if not late.isdisjoint(inputs_of(node)):  # and everything that depends on them
@@ -67,7 +67,7 @@ def _results(program: ShardedProgram, graph: fx.Graph) -> list[fx.Node]:
     return [n for n in returned(graph)[: forward_results(program)] if isinstance(n, fx.Node)]
 
 
-def _first(program: ShardedProgram, graph: fx.Graph, ends: Sequence[fx.Node]) -> set[fx.Node]:
+def _forward_of(program: ShardedProgram, graph: fx.Graph, ends: Sequence[fx.Node]) -> set[fx.Node]:
     """The ancestors of ``ends``; if the order decides, all nodes before the first reader of a tangent as well."""
     needed = ancestors(ends)
     if not by_order(program):

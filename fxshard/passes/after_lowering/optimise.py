@@ -27,10 +27,10 @@ Optimisation = Callable[[ShardedProgram], ShardedProgram]
 OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "chunk": chunk, "bucket": bucket}
 """In the order in which they run."""
 
-OF_NUMBERS = frozenset({"chunk"})
+NUMERIC_SIZES_ONLY = frozenset({"chunk"})
 """Passes that need numeric sizes; they are skipped for programs with dynamic sizes."""
 
-LONGER = 1e-9
+TIME_TOLERANCE = 1e-9
 """Relative tolerance: sums of many floats depend on their order."""
 
 
@@ -48,14 +48,14 @@ def check_without(names: Sequence[str]) -> tuple[str, ...]:
 def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
     """``program`` after the named pass, or unchanged if that was no gain; records the effect in either case."""
     before = predicted(program)
-    if program.sizes and name in OF_NUMBERS:
+    if program.sizes and name in NUMERIC_SIZES_ONLY:
         counts = len(program.collectives), len(program.collectives)
         effect = PassEffect(name, before, before, counts, "it cuts by numbers, and the program's sizes are symbols")
         return program.after_pass(effect, program.guards)
     with oblivious() if program.sizes else contextlib.nullcontext():
         made = OPTIMISATIONS[name](program)
     after = before if made is program else predicted(made)
-    reason = _refused(program, made, before, after)
+    reason = _reason_against(program, made, before, after)
     counts = len(program.collectives), len(made.collectives)
     effect = PassEffect(name, before, after, counts, reason)
     return (program if reason else made).after_pass(effect, _guards(program))
@@ -66,8 +66,8 @@ def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
     return distinct((*program.guards, *program.noted_guards()))
 
 
-def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:
-    if after.total > before.total * (1 + LONGER):
+def _reason_against(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:
+    if after.total > before.total * (1 + TIME_TOLERANCE):
         return f"it would take {after.total - before.total:.3g} us longer"
     limit = program.plan.memory_limit
     if limit is not None and made is not program and (peak := _peak(made)) > limit and peak > _peak(program):

@@ -10,7 +10,7 @@ from torch import fx
 from fxshard._torch_compat import lazy_graph_module
 from fxshard._torch_compat.nodes import NodeMaker
 from fxshard.graph.planning_graph import is_getitem, is_tensor
-from fxshard.passes.lowering.local_graph import KEPT, begun, fake_result
+from fxshard.passes.lowering.local_graph import INHERITED_META, call_prefix, fake_result
 
 
 def rebuilt(module: fx.GraphModule, calls: Iterable[fx.Node]) -> fx.GraphModule:
@@ -41,12 +41,12 @@ class Emitter:
     def __init__(self, graph: fx.Graph, place: fx.Node, turn: int | None = None, half: set[fx.Node] | None = None) -> None:
         self.graph, self.place, self.new = graph, place, NodeMaker(graph)
         self.half = half if half is not None and place in half else set[fx.Node]()
-        self.kept = {k: place.meta[k] for k in KEPT if k in place.meta}
+        self.kept = {k: place.meta[k] for k in INHERITED_META if k in place.meta}
         self.turn = place.meta.get("turn", 0) if turn is None else turn
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         with self.graph.inserting_before(self.place):
-            node = self.new("call_function", target, args, kwargs, begun(target), self.kept)
+            node = self.new("call_function", target, args, kwargs, call_prefix(target), self.kept)
         node.meta.update(val=fake_result(target, args, kwargs), turn=self.turn)
         self.half.add(node)
         return node

@@ -39,7 +39,7 @@ LIGHT = {aten.cat.default, aten.stack.default, aten.constant_pad_nd.default, ate
 
 
 @dataclass(frozen=True)
-class Begin:
+class IssuePoint:
     """Issue the ``number``-th collective of a local graph before the first operator whose turn is greater than ``turn``."""
 
     number: int
@@ -50,16 +50,16 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
     """The program with its collectives moved; the same ones in the same order on all ranks."""
     reference = program.first.graph
     numbers = {n: k for k, n in enumerate(n for n in reference.nodes if is_collective(n))}
-    forward, first, backward = late = _late(program, reference)
+    forward, first, backward = late = _parts_with_late_waits(program, reference)
     stay = [program.collectives[numbers[n]] for n in first if is_collective(n)]
-    begins = {0: _begins(forward, numbers, program.mesh), 2: _begins(backward, numbers, program.mesh)}
+    begins = {0: _issue_points(forward, numbers, program.mesh), 2: _issue_points(backward, numbers, program.mesh)}
     modules = {}
     for size_class, module in program.modules.items():
         order = []
         collectives = [n for n in module.graph.nodes if is_collective(n)]
-        for k, part in enumerate(late if module.graph is reference else _late(program, module.graph)):
+        for k, part in enumerate(late if module.graph is reference else _parts_with_late_waits(program, module.graph)):
             moves = [(collectives[b.number], b.turn) for b in begins.get(k, ())]
-            order += placed(part, moves) if k in begins else part
+            order += with_collectives_at(part, moves) if k in begins else part
         modules[size_class] = rebuilt(module, order)
     moved = {k: [program.collectives[b.number] for b in found] for k, found in begins.items()}
     return program.with_modules(modules, [*moved[0], *stay, *moved[2]])
@@ -100,13 +100,13 @@ def _until_heavy(late: Sequence[fx.Node]) -> int:
     return next((k + 1 for k, n in enumerate(late) if not (is_collective(n) or is_wait(n) or is_light(n))), len(late))
 
 
-def _late(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
+def _parts_with_late_waits(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
     """The three parts, with waits moved late in the first and last."""
     forward, stay, backward = parts(program, graph)
-    return [waited_late(forward), stay, waited_late(backward)]
+    return [delay_waits(forward), stay, delay_waits(backward)]
 
 
-def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+def delay_waits(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """Moves waits, and light operators that read only moved nodes, right before their first other reader."""
     put_off: dict[fx.Node, None] = {}
     order: list[fx.Node] = []
@@ -131,23 +131,23 @@ def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return order
 
 
-def _begins(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -> list[Begin]:
+def _issue_points(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -> list[IssuePoint]:
     """The new positions of the collectives among ``nodes`` of the first rank's graph, in order."""
     turn, found = -1, []
-    for node in begun_early(nodes, mesh):
+    for node in advance_collectives(nodes, mesh):
         if is_collective(node):
-            found.append(Begin(numbers[node], turn))
+            found.append(IssuePoint(numbers[node], turn))
         elif not is_wait(node) and not is_light(node):
             turn = max(turn, node.meta["turn"])
     return found
 
 
-def begun_early(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
+def advance_collectives(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
     """Moves collectives, and light operators that only these read, right after the nodes that they need, or ahead of their readers by the
     time that they take."""
-    left = _PutOff()
+    left = _Pending()
     order: list[fx.Node] = []
-    given = _given(nodes)
+    given = _from_inputs_only(nodes)
 
     def settle(node: fx.Node) -> None:
         if node in left.nodes:
@@ -174,7 +174,7 @@ def begun_early(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
     return order[::-1]
 
 
-class _PutOff:
+class _Pending:
     """``nodes`` that are still to be moved earlier. ``timed``: for some, the microseconds of compute still to place after them; the others,
     which may be many, move right after the nodes that they need."""
 
@@ -209,7 +209,7 @@ class _PutOff:
         return [node for node, time in self.timed.items() if time <= 0]
 
 
-def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
+def with_collectives_at(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
     """``nodes`` with each (collective, turn) of ``begins`` moved to its position, in that order, with the operands that it needs."""
     moved = {node for node, _ in begins}
     order: dict[fx.Node, None] = {}
@@ -244,7 +244,7 @@ def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> l
     return list(order)
 
 
-def _given(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+def _from_inputs_only(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """The nodes that depend on inputs alone, through light operators and collectives."""
     found: set[fx.Node] = set()
     for node in nodes:

@@ -20,7 +20,7 @@ from fxshard.program.sharded_program import ShardedProgram, is_collective, is_wa
 
 def share(program: ShardedProgram) -> ShardedProgram:
     """The program without collectives that are unread, or that repeat another one in the same half of the step."""
-    found = [_repeated(program, module.graph) for module in program.modules.values()]
+    found = [_duplicates(program, module.graph) for module in program.modules.values()]
     same = {k: first for k, first in found[0].items() if all(other.get(k) == first for other in found)}
     unread = set.intersection(*(_unread(module.graph) for module in program.modules.values()))
     unread -= {first for k, first in same.items() if k not in unread}  # its readers include those of its duplicates
@@ -39,7 +39,7 @@ def share(program: ShardedProgram) -> ShardedProgram:
     return program.with_modules(graphs, kept)
 
 
-def _repeated(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
+def _duplicates(program: ShardedProgram, graph: fx.Graph) -> dict[int, int]:
     """Number of a collective -> number of the first one with the same input in the same half."""
     early = forward_nodes(program, graph)
     value: dict[fx.Node, fx.Node] = {}

@@ -15,7 +15,7 @@ from fxshard._torch_compat import FakeTensorMode
 from fxshard.passes.after_lowering.rewrite import copied
 
 
-class _Anew(fx.Interpreter):
+class _ValueRecorder(fx.Interpreter):
     """Stores each node's result in ``meta["val"]``."""
 
     def run_node(self, n: fx.Node) -> Any:
@@ -31,5 +31,5 @@ def with_storages(module: fx.GraphModule) -> fx.GraphModule:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode, torch.no_grad():
         values = [n.meta["val"] for n in found.graph.nodes if n.op == "placeholder"]
-        _Anew(found).run(*(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values))
+        _ValueRecorder(found).run(*(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values))
     return found

@@ -14,7 +14,7 @@ from fxshard._torch_compat.symbols import surely
 from fxshard.layout.layouts import Layout, ceil_shape, chunk
 from fxshard.layout.redistribution import LOCAL_STEPS, Step, exchange_shape
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.lowering.folded import Passage, emit_passage
+from fxshard.passes.lowering.folded import FoldedStep, emit_folded_step
 from fxshard.passes.lowering.local_graph import LocalGraph
 from fxshard.passes.lowering.shaping import MANY, alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
 
@@ -33,16 +33,16 @@ def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: 
 
 
 def takes_all_at_once(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
-    """Whether a step handles so many chunks of a dim that it indexes them all in one operator; sizes must be numbers."""
+    """Whether a step cuts a dim into so many chunks that it handles them all at once; sizes must be numbers."""
     after = step.after(layout)
     if layout.is_folded or after.is_folded:
-        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).at_once
+        return FoldedStep(step, layout, shape, mesh, (0,) * mesh.ndim).at_once
     return bool(step.dims) and step.is_collective and mesh.shape[step.axis] > MANY
 
 
 def _emit(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
     if layout.is_folded or step.after(layout).is_folded:
-        return emit_passage(local, x, Passage(step, layout, shape, local.mesh, local.coordinate))
+        return emit_folded_step(local, x, FoldedStep(step, layout, shape, local.mesh, local.coordinate))
     return _EMIT[step.kind](local, x, step, layout, shape)
 
 

@@ -41,7 +41,7 @@ class Nested:
     piece: Any
 
     @property
-    def filled(self) -> bool:
+    def is_full(self) -> bool:
         """Whether every piece has its full length without padding."""
         return surely(math.prod(self.parts) * self.piece == self.length)
 
@@ -69,7 +69,7 @@ class Grid:
     behind: int
     piece: int
 
-    def spread(self, shape: Sequence[int]) -> list[int]:
+    def split_shape(self, shape: Sequence[int]) -> list[int]:
         """``shape`` with the dim split into (before, n, the rest)."""
         return [*shape[: self.dim], self.before, self.n, self.behind * self.piece, *shape[self.dim + 1 :]]
 
@@ -77,13 +77,13 @@ class Grid:
     def length(self) -> int:
         return self.before * self.n * self.behind * self.piece
 
-    def apart(self, shape: Sequence[int]) -> bool:
+    def is_scattered(self, shape: Sequence[int]) -> bool:
         """Whether the pieces of one rank are not adjacent in a tensor of ``shape``."""
         return self.n > 1 and self.before * math.prod(shape[: self.dim]) > 1
 
 
 @dataclass(frozen=True)
-class Passage:
+class FoldedStep:
     """One step from ``layout`` of a tensor with global ``shape``, folded before or after it, on the rank at ``coordinate``."""
 
     step: Step
@@ -134,7 +134,7 @@ class Passage:
         length = local_shape(self.shape, plain, self.mesh.shape, self.coordinate)[grid.dim]
         parts = tuple(self.mesh.shape[axis] for axis in self._nest(grid.dim)[len(plain.held_on(grid.dim)) :])
         found = Nested(length, parts, grid.piece)
-        return None if found.filled else found
+        return None if found.is_full else found
 
     @property
     def at_once(self) -> bool:
@@ -168,10 +168,10 @@ class Passage:
             short = sum(length < self.entered.piece for _, length in self.taken_apart.pieces)
             take(whole, short * self.entered.piece * whole // max(self.entered.length, 1))
         sends = self.step.kind != "slice"
-        if sends and ((self.entered and self.entered.apart(self.whole)) or not (held or dense)):
+        if sends and ((self.entered and self.entered.is_scattered(self.whole)) or not (held or dense)):
             take(whole)
         take(made)
-        if self.left and self.left.apart(self.block):
+        if self.left and self.left.is_scattered(self.block):
             take(made)
         result = math.prod(ceil_shape(self.shape, self.after, self.mesh.shape)) * itemsize
         if self.put_together:
@@ -187,9 +187,9 @@ class Passage:
         return found
 
 
-def emit_passage(local: LocalGraph, x: fx.Node, passage: Passage) -> tuple[fx.Node, fx.Node | None]:
+def emit_folded_step(local: LocalGraph, x: fx.Node, folded: FoldedStep) -> tuple[fx.Node, fx.Node | None]:
     """Applies the step to the local tensor ``x``; returns (result, collective node)."""
-    p, step = passage, passage.step
+    p, step = folded, folded.step
     if p.entered and p.taken_apart:
         x = _taken_apart(local, x, p.entered.dim, p.taken_apart)
     x = pad_to(local, x, p.whole)
@@ -211,7 +211,7 @@ def _taken_apart(local: LocalGraph, x: fx.Node, dim: int, nested: Nested) -> fx.
     if nested.at_once:
         shape = local.shape(x)
         with_zero = pad_to(local, x, (*shape[:dim], nested.length + 1, *shape[dim + 1 :]))
-        return local.emit(aten.index_select.default, with_zero, dim, _places_apart(local, nested))
+        return local.emit(aten.index_select.default, with_zero, dim, _piece_indexes(local, nested))
     block = (*local.shape(x)[:dim], nested.piece, *local.shape(x)[dim + 1 :])
     return local.emit(aten.cat.default, [pad_to(local, piece(local, x, dim, *one), block) for one in nested.pieces], dim)
 
@@ -219,12 +219,12 @@ def _taken_apart(local: LocalGraph, x: fx.Node, dim: int, nested: Nested) -> fx.
 def _put_together(local: LocalGraph, x: fx.Node, dim: int, nested: Nested) -> fx.Node:
     """The inverse: a plain dim from its padded pieces."""
     if nested.at_once:
-        return local.emit(aten.index_select.default, x, dim, _places_together(local, nested))
+        return local.emit(aten.index_select.default, x, dim, _plain_indexes(local, nested))
     ends = [(k * nested.piece, length) for k, (_, length) in enumerate(nested.pieces)]
     return local.emit(aten.cat.default, [piece(local, x, dim, *one) for one in ends], dim)
 
 
-def _places_apart(local: LocalGraph, nested: Nested) -> fx.Node:
+def _piece_indexes(local: LocalGraph, nested: Nested) -> fx.Node:
     """For each element of the padded pieces, in order, its index in the plain dim; for padding ``length``, one past the end.
 
     Axis by axis: a piece begins ``min(index * step, size)`` after the start of the enclosing one, and has ``min(step, the rest)`` elements.
@@ -232,52 +232,52 @@ def _places_apart(local: LocalGraph, nested: Nested) -> fx.Node:
     ndim = len(nested.parts) + 1
     begin, size = None, nested.length
     for level, n in enumerate(nested.parts):
-        index = _along(local, n, level, ndim)
+        index = _arange_along(local, n, level, ndim)
         step = -(-size // n) if not isinstance(size, fx.Node) else _ceil(local, size, n)
-        offset = _least(local, local.emit(aten.mul.Tensor, index, step), size)
+        offset = _minimum(local, local.emit(aten.mul.Tensor, index, step), size)
         begin = offset if begin is None else local.emit(aten.add.Tensor, begin, offset)
         rest = local.emit(aten.sub.Tensor, size, offset) if isinstance(size, fx.Node) else local.emit(aten.rsub.Scalar, offset, size)
-        size = _least(local, rest, step)
-    inner = _along(local, nested.piece, ndim - 1, ndim)
+        size = _minimum(local, rest, step)
+    inner = _arange_along(local, nested.piece, ndim - 1, ndim)
     behind = local.emit(aten.ge.Tensor, inner, size)
     places = local.emit(aten.masked_fill.Scalar, local.emit(aten.add.Tensor, inner, begin), behind, nested.length)
     return local.emit(aten.view.default, places, [math.prod(nested.parts) * nested.piece])
 
 
-def _places_together(local: LocalGraph, nested: Nested) -> fx.Node:
+def _plain_indexes(local: LocalGraph, nested: Nested) -> fx.Node:
     """For each element of the plain dim, its index in the padded pieces."""
     rest: Any = local.emit(aten.arange.default, nested.length, dtype=torch.int64)
     number, size = None, nested.length
     for n in nested.parts:
         step = -(-size // n) if not isinstance(size, fx.Node) else _ceil(local, size, n)
-        index = local.emit(DIVIDED[isinstance(step, fx.Node)], rest, step, rounding_mode="floor")
+        index = local.emit(DIVIDE[isinstance(step, fx.Node)], rest, step, rounding_mode="floor")
         begin = local.emit(aten.mul.Tensor, index, step)
         rest = local.emit(aten.sub.Tensor, rest, begin)
         left = local.emit(aten.sub.Tensor, size, begin) if isinstance(size, fx.Node) else local.emit(aten.rsub.Scalar, begin, size)
-        size = _least(local, left, step)
+        size = _minimum(local, left, step)
         number = index if number is None else local.emit(aten.add.Tensor, local.emit(aten.mul.Tensor, number, n), index)
     return local.emit(aten.add.Tensor, local.emit(aten.mul.Tensor, number, nested.piece), rest)
 
 
-DIVIDED = (aten.div.Scalar_mode, aten.div.Tensor_mode)
+DIVIDE = (aten.div.Scalar_mode, aten.div.Tensor_mode)
 
 
 def _ceil(local: LocalGraph, size: fx.Node, n: int) -> fx.Node:
     return local.emit(aten.div.Scalar_mode, local.emit(aten.add.Tensor, size, n - 1), n, rounding_mode="floor")
 
 
-def _least(local: LocalGraph, x: fx.Node, other: Any) -> fx.Node:
+def _minimum(local: LocalGraph, x: fx.Node, other: Any) -> fx.Node:
     return local.emit(aten.minimum.default, x, other) if isinstance(other, fx.Node) else local.emit(aten.clamp_max.default, x, other)
 
 
-def _along(local: LocalGraph, n: Any, dim: int, ndim: int) -> fx.Node:
+def _arange_along(local: LocalGraph, n: Any, dim: int, ndim: int) -> fx.Node:
     """0 to n - 1 along one of ``ndim`` dims."""
     shape = [1] * ndim
     shape[dim] = n
     return local.emit(aten.view.default, local.emit(aten.arange.default, n, dtype=torch.int64), shape)
 
 
-def _exchange(local: LocalGraph, sent: fx.Node, p: Passage) -> tuple[fx.Node, fx.Node]:
+def _exchange(local: LocalGraph, sent: fx.Node, p: FoldedStep) -> tuple[fx.Node, fx.Node]:
     """(received tensor, collective node). Except after a reduction, the blocks of the axis's ranks are stacked on dim 0."""
     n, group = p.entered_or_left.n, p.mesh.axis_names[p.step.axis]
     if p.step.kind == "all_gather":
@@ -295,7 +295,7 @@ def _exchange(local: LocalGraph, sent: fx.Node, p: Passage) -> tuple[fx.Node, fx
 
 def _to_front(local: LocalGraph, x: fx.Node, grid: Grid) -> fx.Node:
     """(n, *block) from a tensor with a grid of pieces in a dim."""
-    apart = local.emit(aten.view.default, x, grid.spread(local.shape(x)))
+    apart = local.emit(aten.view.default, x, grid.split_shape(local.shape(x)))
     place = grid.dim + 1
     moved = local.emit(aten.permute.default, apart, [place, *(d for d in range(len(local.shape(apart))) if d != place)])
     shape = local.shape(x)
@@ -308,7 +308,7 @@ def _to_front(local: LocalGraph, x: fx.Node, grid: Grid) -> fx.Node:
 
 def _to_place(local: LocalGraph, arrived: fx.Node, grid: Grid, block: Sequence[int]) -> fx.Node:
     """The inverse: from (n, *block), a tensor with a grid of pieces in a dim."""
-    spread = grid.spread(block)
+    spread = grid.split_shape(block)
     place = grid.dim + 1
     apart = local.emit(aten.view.default, arrived, [grid.n, *spread[:place], *spread[place + 1 :]])
     order = [*range(1, place + 1), 0, *range(place + 1, len(spread))]
@@ -316,13 +316,13 @@ def _to_place(local: LocalGraph, arrived: fx.Node, grid: Grid, block: Sequence[i
     return local.emit(aten.view.default, moved, [*block[: grid.dim], grid.length, *block[grid.dim + 1 :]])
 
 
-def _own(local: LocalGraph, x: fx.Node, p: Passage) -> fx.Node:
+def _own(local: LocalGraph, x: fx.Node, p: FoldedStep) -> fx.Node:
     """The rank's own pieces of a tensor that it holds in full."""
     assert p.entered is not None
-    apart = local.emit(aten.view.default, x, p.entered.spread(local.shape(x)))
+    apart = local.emit(aten.view.default, x, p.entered.split_shape(local.shape(x)))
     own = local.emit(aten.index_select.default, apart, p.entered.dim + 1, local.axis_index(p.step.axis))
     return local.emit(aten.view.default, own, list(p.block))
 
 
-def _cut(local: LocalGraph, x: fx.Node, p: Passage) -> fx.Node:
+def _cut(local: LocalGraph, x: fx.Node, p: FoldedStep) -> fx.Node:
     return cut_to(local, x, local.local_shape(p.shape, p.after))

@@ -20,7 +20,7 @@ from fxshard.graph.planning_graph import UNKNOWN, plain_shape
 from fxshard.graph.targets import cached_by_target, target_id
 from fxshard.layout.layouts import Layout, chunk, local_shape
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.lowering.emitted import Emitted
+from fxshard.passes.lowering.replay import Recording
 
 aten = torch.ops.aten
 
@@ -38,7 +38,7 @@ CPU_SHAPES = frozenset(
 )
 """Operators that are evaluated on CPU fakes, because their meta kernels give other shapes: statistics have 0 elements on CPU, C on meta."""
 
-KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
+INHERITED_META = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
 """Metadata that a local node inherits from its planning node."""
 
 
@@ -54,18 +54,18 @@ class Values:
         """(symbolic length that must not be 0, for what)."""
         self._results: dict[Any, Any] = {}
         self._fakes: dict[Any, Any] = {}
-        self._looks: dict[int, tuple[torch.Tensor, Hashable]] = {}  # keeps the tensors alive, so that ids stay unique
+        self._tensor_keys: dict[int, tuple[torch.Tensor, Hashable]] = {}  # keeps the tensors alive, so that ids stay unique
 
     def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
         """The value of an input."""
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
-    def look(self, value: torch.Tensor) -> Hashable:
+    def tensor_key(self, value: torch.Tensor) -> Hashable:
         """Shape, strides and dtype, computed once per tensor."""
-        found = self._looks.get(id(value))
+        found = self._tensor_keys.get(id(value))
         if found is None:
-            found = self._looks[id(value)] = value, (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
-            _bound(self._looks)
+            found = self._tensor_keys[id(value)] = value, (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
+            _limit_size(self._tensor_keys)
         return found[1]
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
@@ -80,7 +80,7 @@ class Values:
         elif kind is int:
             return int, value
         if isinstance(value, torch.Tensor):
-            return self.look(value)
+            return self.tensor_key(value)
         if isinstance(value, (list, tuple)):
             return tuple(map(self._key, value))
         return type(value), plain(value)
@@ -99,7 +99,7 @@ class Values:
                     known[key] = target(*values, **keywords) if on_meta else self._on_cpu(target, values, keywords)
                 except NotImplementedError:  # no meta kernel: fakes run the CPU's on zeros
                     known[key] = self._on_cpu(target, values, keywords)
-            _bound(known)
+            _limit_size(known)
         return known[key]
 
     def fake(self, value: Any) -> Any:
@@ -116,11 +116,11 @@ class Values:
     def _fake(self, value: torch.Tensor) -> Any:
         if isinstance(value, FakeTensor):
             return value
-        key = self.look(value)
+        key = self.tensor_key(value)
         if key not in self._fakes:
             with self.mode:
                 self._fakes[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            _bound(self._fakes)
+            _limit_size(self._fakes)
         return self._fakes[key]
 
 
@@ -164,12 +164,12 @@ def _on_meta(value: torch.Tensor) -> torch.Tensor:
     return _to_meta(value)
 
 
-def _bound(cache: dict[Any, Any]) -> None:
+def _limit_size(cache: dict[Any, Any]) -> None:
     while len(cache) > 50_000:
         cache.pop(next(iter(cache)))
 
 
-begun = cached_by_target(name_of_call)
+call_prefix = cached_by_target(name_of_call)
 """The prefix of a call's name, by its target."""
 
 
@@ -189,19 +189,19 @@ class LocalGraph:
         self.origin = None
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
-        self._emitted: dict[Hashable, tuple[Any, Emitted]] = {}
-        self._noted: list[fx.Node] | None = None
+        self._emitted: dict[Hashable, tuple[Any, Recording]] = {}
+        self._recorded: list[fx.Node] | None = None
         """What is emitted, where it may be emitted again."""
 
     @property
     def origin(self) -> fx.Node | None:
-        """The planning node that is being lowered; emitted nodes inherit its metadata (``KEPT``)."""
+        """The planning node that is being lowered; emitted nodes inherit its metadata (``INHERITED_META``)."""
         return self._origin
 
     @origin.setter
     def origin(self, node: fx.Node | None) -> None:
         self._origin = node
-        self._kept = {} if node is None else {key: node.meta[key] for key in KEPT if key in node.meta}
+        self._kept = {} if node is None else {key: node.meta[key] for key in INHERITED_META if key in node.meta}
 
     def placeholder(self, name: str, shape: Sequence[int], traced: torch.Tensor) -> fx.Node:
         """An input of local ``shape``; a tensor of unknown size is whole, as ``traced``."""
@@ -218,56 +218,56 @@ class LocalGraph:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds a call and computes its value on meta tensors at once, so that shapes are known as the graph grows."""
-        node = self._new("call_function", target, args, kwargs, begun(target))
+        node = self._new("call_function", target, args, kwargs, call_prefix(target))
         value = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
-        return self._told(node, value)
+        return self._with_meta(node, value)
 
-    def _told(self, node: fx.Node, value: Any) -> fx.Node:
+    def _with_meta(self, node: fx.Node, value: Any) -> fx.Node:
         """Sets the value and inherited metadata of the new ``node``."""
         node.meta.update(self._kept, val=value, turn=self.turn)
-        if self._noted is not None:
-            self._noted.append(node)
+        if self._recorded is not None:
+            self._recorded.append(node)
         return node
 
-    def once(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
+    def record_or_replay(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
         """The nodes that ``make`` emits and returns (nodes, or tuples of nodes); a second call with the same key replays them.
 
         The result must depend only on ``key``, which may hold ids of ``objects``, and on shapes, strides and dtypes of the ``operands``.
         """
         same = tuple(map(operands.index, operands)) if len(set(operands)) < len(operands) else None
-        place = key, same, *(self.known.look(n.meta["val"]) for n in operands)
+        place = key, same, *(self.known.tensor_key(n.meta["val"]) for n in operands)
         found = self._emitted.get(place)
         if found is not None:
-            return found[1].again(operands, self._again)
+            return found[1].replay(operands, self._replayed)
         nodes: list[fx.Node] = []
-        with self._noting(nodes):
+        with self._recording(nodes):
             result = make()
         if {*self._axis_index.values(), *self._offsets.values()}.isdisjoint(operands):  # nodes shared by several calls
-            self._emitted[place] = objects, Emitted.of(operands, nodes, result)
+            self._emitted[place] = objects, Recording.of(operands, nodes, result)
         return result
 
-    def _again(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        return self._told(self._new("call_function", target, args, kwargs, begun(target)), value)
+    def _replayed(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        return self._with_meta(self._new("call_function", target, args, kwargs, call_prefix(target)), value)
 
     @contextlib.contextmanager
-    def _noting(self, nodes: list[fx.Node] | None) -> Iterator[None]:
-        before, self._noted = self._noted, nodes
+    def _recording(self, nodes: list[fx.Node] | None) -> Iterator[None]:
+        before, self._recorded = self._recorded, nodes
         try:
             yield
         finally:
-            self._noted = before
+            self._recorded = before
 
     def copied(self, origin: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         """Copies the planning node ``origin`` unchanged, on whole tensors, with its traced value."""
         node = self.graph.call_function(origin.target, args, kwargs)
-        node.meta = {k: v for k, v in origin.meta.items() if k in (*KEPT, "unbacked_bindings")}
+        node.meta = {k: v for k, v in origin.meta.items() if k in (*INHERITED_META, "unbacked_bindings")}
         node.meta["val"] = pytree.tree_map_only(torch.Tensor, _on_meta, origin.meta.get("val"))
         node.meta["turn"] = self.turn
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
-        made = self._new("call_function", operator.getitem, (node, index), {}, begun(operator.getitem))
-        return self._told(made, node.meta["val"][index])
+        made = self._new("call_function", operator.getitem, (node, index), {}, call_prefix(operator.getitem))
+        return self._with_meta(made, node.meta["val"][index])
 
     def axis_index(self, axis: int) -> fx.Node:
         """The rank's index on a mesh axis: a run-time int64 scalar, one node per axis."""
@@ -282,7 +282,7 @@ class LocalGraph:
         key = (plain(size), axes)
         if key not in self._offsets:
             total: Any = None
-            with self._noting(None):
+            with self._recording(None):
                 for axis in axes:
                     start = self.start(size, axis)
                     total = start if total is None else self.emit(aten.add.Tensor, total, start)
@@ -314,7 +314,7 @@ class LocalGraph:
         """Emits right after the placeholders, so that every later node may use it."""
         behind = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         origin, self.origin = self.origin, None
-        with self._noting(None), contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
+        with self._recording(None), contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
             node = self.emit(target, *args)
         self.origin = origin
         return node

@@ -55,13 +55,13 @@ from fxshard.strategies.engine.factors import known_equal
 
 aten = torch.ops.aten
 
-FILLED = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten.min.default})
+ACCEPT_NEUTRAL_ELEMENT = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten.min.default})
 """Operators whose result an additional neutral element does not change."""
-OF_NOTHING = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
+DEFINED_FOR_EMPTY = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
 """Operators with a defined result, the neutral element, for an empty input."""
 
 
-DIES_OF_NOTHING = frozenset({aten.native_batch_norm_backward.default})
+CRASH_ON_EMPTY = frozenset({aten.native_batch_norm_backward.default})
 """Operators whose CPU kernels divide integers by the number of rows: without rows they kill the process."""
 NEEDS = "takes no shard without elements"
 
@@ -269,9 +269,9 @@ class _Lowering:
         if index in self.moved:
             return self.moved[index]
         entry, shape = self.plan.redistributions[index], _shape(operand)
-        x = self.values[operand.name] if entry.source == self._made(operand) else self._move(operand, self._kept(entry))
+        x = self.values[operand.name] if entry.source == self._layout_of(operand) else self._move(operand, self._predecessor(entry))
         steps = partial(self._steps, x, entry, shape)
-        made = self.local.once((entry.source, entry.steps, tuple(map(plain, shape))), None, [x], steps)
+        made = self.local.record_or_replay((entry.source, entry.steps, tuple(map(plain, shape))), None, [x], steps)
         for number, ((layout, step, _), (_, collective)) in enumerate(zip(walk(entry.source, entry.steps), made, strict=True)):
             if collective is not None:
                 self._record(collective, entry, shape, index, number, step, layout)
@@ -288,13 +288,13 @@ class _Lowering:
             made.append((x, collective))
         return tuple(made)
 
-    def _made(self, operand: fx.Node) -> Layout:
+    def _layout_of(self, operand: fx.Node) -> Layout:
         source, output = producer(operand)
         return self.plan.specs[source.name].outputs[output]
 
-    def _kept(self, entry: Redistribution) -> int:
+    def _predecessor(self, entry: Redistribution) -> int:
         """The redistribution whose result ``entry`` starts from."""
-        made = self._made(self.graph.by_name[entry.value])
+        made = self._layout_of(self.graph.by_name[entry.value])
         entries = enumerate(self.plan.redistributions)
         return next(i for i, r in entries if (r.value, r.source, r.target) == (entry.value, made, entry.source))
 
@@ -323,9 +323,9 @@ class _Lowering:
         else:
             call = self.calls[node.name]
             emitted = partial(self._emitted, node, call, spec, reads)
-            results = self.local.once((id(call), id(spec)), (call, spec), reads, emitted)
+            results = self.local.record_or_replay((id(call), id(spec)), (call, spec), reads, emitted)
         if outputs_of(node):
-            self._keep(node, spec, results)
+            self._store(node, spec, results)
         else:
             self.numbers[node.name] = results
 
@@ -338,10 +338,10 @@ class _Lowering:
         """Emits the local form of a call and returns its result."""
         context = Context(node, call, spec, self.local)
         context.args, context.kwargs = self._arguments(node, reads)
-        self._fill(context)
+        self._handle_empty_shards(context)
         return self._neutral(context) if context.is_empty else local_form(call)(context)
 
-    def _keep(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
+    def _store(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
         outs = outputs_of(node)
         if is_tensor(node):
             self._verify(results, _shape(node), spec.outputs[0], node)
@@ -360,15 +360,15 @@ class _Lowering:
         for index in self.returned.get(value.name, ()):
             self._move(value, index)
 
-    def _fill(self, context: Context) -> None:
+    def _handle_empty_shards(self, context: Context) -> None:
         """Handles shards that may be empty at some symbolic sizes. Operands of a maximum or minimum get one neutral element appended; if
-        the operator is not in ``FILLED``, a guard requires that the shard is not empty."""
-        if context.target in DIES_OF_NOTHING:
+        the operator is not in ``ACCEPT_NEUTRAL_ELEMENT``, a guard requires that the shard is not empty."""
+        if context.target in CRASH_ON_EMPTY:
             sizes = self.local.shape(context.args[0])
             self.local.known.needed += [(n, self._needs(context)) for n in sizes if is_symbolic(n) and not surely(n > 0)]
         reduced = {a: p.reduce_op for layout in context.outputs for a, p in enumerate(layout) if isinstance(p, Partial)}
         reduced = {axis: op for axis, op in reduced.items() if op in ("max", "min")}
-        if not reduced or context.target in OF_NOTHING:
+        if not reduced or context.target in DEFINED_FOR_EMPTY:
             return
         args = list(context.args)
         for k, layout in enumerate(context.inputs):
@@ -376,7 +376,7 @@ class _Lowering:
                 op = next((reduced[axis] for axis in layout.axes_on(dim) if axis in reduced), None)
                 if op is None or not is_symbolic(size) or surely(size > 0):
                     continue
-                if context.target not in FILLED:
+                if context.target not in ACCEPT_NEUTRAL_ELEMENT:
                     self.local.known.needed.append((size, self._needs(context)))
                     continue
                 missing = [0, 0] * (args[k].meta["val"].dim() - 1 - dim) + [0, torch.sym_max(1 - size, 0)]

@@ -13,7 +13,7 @@ Cut = tuple[int, tuple[int, ...]]
 
 
 def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
-    """The distinct uneven cuts of dims in these (shape, layout) pairs. Even cuts give all ranks equal sizes; symbolic sizes are left out."""
+    """The distinct uneven cuts of dims in these (shape, layout) pairs. Even cuts give all ranks equal sizes; symbolic sizes are skipped."""
     pairs = ((size, layout.axes_on(dim)) for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int))
     return tuple(sorted(cut for cut in set(pairs) if cut[1] and len({level_sizes(cut, mesh, c) for c in mesh.coordinates()}) > 1))
 

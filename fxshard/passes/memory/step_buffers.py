@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Shard
 from fxshard.layout.layouts import Layout, ceil_shape, chunk_lengths
 from fxshard.layout.redistribution import Step
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.lowering.folded import Passage
+from fxshard.passes.lowering.folded import FoldedStep
 
 NUMBER = torch.int64.itemsize
 """Bytes of an index into a tensor."""
@@ -97,7 +97,7 @@ def stages(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtyp
 
 def _stages(step: Step, layout: Layout, to: Layout, shape: tuple[int, ...], itemsize: int, dense: bool, mesh: Mesh) -> Sequence[Stage]:
     if layout.is_folded or to.is_folded:
-        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).stages(itemsize, dense)
+        return FoldedStep(step, layout, shape, mesh, (0,) * mesh.ndim).stages(itemsize, dense)
     before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, to))
     x, y = math.prod(before) * itemsize, math.prod(after) * itemsize
     return _buffers(step, before, after, x, y, mesh.shape[step.axis], itemsize, dense).stages()

@@ -2,7 +2,7 @@
 
 For a node, its lowered form is emitted for the largest shards and run on fake tensors with the CPU's kernels. For a redistribution, the
 buffers are known in advance (``step_buffers``), because many pairs of layouts are asked for; only if a step has so many chunks that it
-gathers them all at once is it emitted, and its tensors counted. So the memory reported for a plan is that of its program. Memory that
+handles them all at once is it emitted, and its tensors counted. So the memory reported for a plan is that of its program. Memory that
 torch's kernels allocate internally is not counted in either case.
 """
 

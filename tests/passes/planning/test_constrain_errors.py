@@ -147,7 +147,7 @@ def test_looking_for_a_smallest_set_ends_in_time(monkeypatch: pytest.MonkeyPatch
         return named(*asked[:-1], 2.5)
 
     monkeypatch.setattr(choose, "solve_within", watched)
-    monkeypatch.setattr(choose, "contradiction", in_clock)
+    monkeypatch.setattr(choose, "minimal_conflict", in_clock)
     monkeypatch.setattr(choose, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     tangent = graph().inputs_of("tangent")[0].node
     said = minimal_conflict(pins={tangent: "S(0)R", "up.weight": "S(0)R", "silu": "S(0)R"}, output_layouts=["RR", None], time_limit=60)
