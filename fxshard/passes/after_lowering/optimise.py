@@ -76,7 +76,7 @@ def _reason_against(program: ShardedProgram, made: ShardedProgram, before: Timel
 
 
 def _peak(program: ShardedProgram) -> int:
-    """Peak bytes of the first rank, running its graph in order, with the plan's optimizer state; at the sizes that the plan's memory refers
+    """Peak bytes of the first rank, running its graph in order, with the plan's optimiser state; at the sizes that the plan's memory refers
     to."""
     graph = with_storages(first_where_memory_counts(program)).graph
     given = {
