@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxshard.errors import FileError, FxshardError, OptionError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fxshard.plans.sharding_plan import ShardingPlan
 
 USER_ERROR, FAULT = 2, 1
-SHOWN = 3
 FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
 SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
@@ -291,67 +290,10 @@ def _solve(options: argparse.Namespace) -> None:
 
 def _check_op(options: argparse.Namespace) -> int:
     """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
+    from fxshard.cli.check_op import judge
     from fxshard.cli.child_process import in_child
 
-    return in_child(lambda note: _ended(lambda: _judge_op(options, note)), f"checking {options.op}")
-
-
-def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
-    """Exits with 1 when a rule is wrong; a rule that is not complete is right. ``note`` is told what is run."""
-    from fxshard.strategies import has_rule, oracle, sharding_function
-
-    samples = _samples(options)
-    name = oracle.qualified(options.op)
-    if not has_rule(name) and sharding_function(name) is None:
-        print(oracle.report_rule(oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)))
-        return 0
-    verdict = oracle.check_op(name, _noted(_watched(samples, f"checking {name}"), note), options.budget)
-    print(oracle.report(verdict))
-    return 1 if verdict.wrong else 0
-
-
-def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
-    """What a rule is drawn from: all samples of the user's; of torch's, which nobody chose, those of one kind."""
-    from fxshard.strategies import oracle
-
-    kept = samples if options.sample else oracle.largest_kind(samples)
-    shown = ", ".join(f"({s})" for s in kept[:SHOWN]) + (" and others" if len(kept) > SHOWN else "")
-    note(f"while looking for a rule, on shards of {shown}")
-    others = len(samples) - len(kept)
-    left = f", like ({kept[0]}); {others} of other dims are left out" if others else ""
-    print(f"looking for a rule of {name}, from {len(kept)} samples{left} ...", file=sys.stderr, flush=True)
-    return kept
-
-
-def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]:
-    for sample in samples:
-        note(f"on the sample ({sample}), or on shards of it")
-        yield sample
-
-
-def _samples(options: argparse.Namespace) -> list[Any]:
-    from fxshard.cli.factory import run_function
-    from fxshard.strategies import oracle
-
-    for name, number in (("--samples", options.samples), ("--budget", options.budget)):
-        if number < 1:
-            raise OptionError(f"{name} is {number}", remedy="give a number that is greater than 0")
-    given = run_function(options.sample, "samples") if options.sample else None
-    op = oracle.qualified(options.op)
-    oracle.operator(op)
-    if options.sample:
-        return oracle.given_samples(op, given, options.sample)
-    return oracle.samples_of(op, options.samples, options.seed, _watched)
-
-
-def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
-    """``entries``, with a bar on stderr while they are gone through; where that is no terminal, one line."""
-    from tqdm import tqdm
-
-    if sys.stderr.isatty():
-        return tqdm(entries, desc=what, leave=False)
-    print(f"{what} ({len(entries)}) ...", file=sys.stderr, flush=True)
-    return entries
+    return in_child(lambda note: _ended(lambda: judge(options, note)), f"checking {options.op}")
 
 
 def _calibrate(options: argparse.Namespace) -> None:

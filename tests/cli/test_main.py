@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fxshard import Communication, Equal, Forbid
+from fxshard.cli import check_op
 from fxshard.cli import main as cli
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import small_plan
@@ -327,5 +328,5 @@ def test_check_op_shows_that_it_works(capsys: pytest.CaptureFixture[str], monkey
     said = capsys.readouterr()
     assert said.out.startswith("aten.t.default: right") and "checking aten.t.default (2) ..." in said.err
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert list(cli._watched([1, 2], "checking")) == [1, 2]
+    assert list(check_op._watched([1, 2], "checking")) == [1, 2]
     assert "checking:   0%|" in capsys.readouterr().err
