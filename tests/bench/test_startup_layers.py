@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bench.startup.layers import main
 
 
 def test_planning_of_many_layers_beside_few(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "disable", lambda level: None)  # a measurement is usually in a process of its own
     monkeypatch.setattr(layers, "_apart", lambda job, *given: job(*given))
     monkeypatch.setattr(layers.compileall, "compile_dir", lambda folder, quiet: None)
     assert main(["--layers", "1", "2", "--mesh", "dp=2,tp=2", "--no-compile"]) == 0
