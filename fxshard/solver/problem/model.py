@@ -30,7 +30,7 @@ class Model:
     constant: cost already certain. cutoff: total cost of the best plan known; only what is strictly below it matters.
     prices: (rows,) the multipliers of rows that gave the best bound so far, cost per byte.
     transfers: values brought into the layouts that their readers want; only `relax` and what it uses knows them (and `moved`).
-    unit: cost of 1 in the model it came from, by multiplication. grain: the least improvement that is worth anything.
+    grain: the least improvement that is worth anything.
     """
 
     costs: list[FloatArray]
@@ -40,7 +40,6 @@ class Model:
     constant: float = 0.0
     cutoff: float = np.inf
     prices: FloatArray = field(default_factory=lambda: np.zeros(0))
-    unit: float = 1.0
     grain: float = 1.0
     transfers: Transfers = field(default_factory=Transfers)
     slopes: FloatArray = field(default_factory=lambda: np.zeros(0))
