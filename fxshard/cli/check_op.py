@@ -1,0 +1,90 @@
+"""``fxshard check-op``: checks the rule of an operator against the operator itself, or finds one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from fxshard.cli.exit_codes import ended
+from fxshard.errors import OptionError
+
+SHOWN = 3
+SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
+
+
+def add_check_op(commands: Any) -> None:
+    """Adds the command to ``commands``, the subparsers of ``fxshard``."""
+    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
+    check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
+    check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
+    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
+    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
+    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
+    check.set_defaults(command=_check_op)
+
+
+def _check_op(options: argparse.Namespace) -> int:
+    """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
+    from fxshard.cli.child_process import in_child
+
+    return in_child(lambda note: ended(lambda: _judge_op(options, note)), f"checking {options.op}")
+
+
+def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
+    """Exits with 1 when a rule is wrong; a rule that is not complete is right. ``note`` is told what is run."""
+    from fxshard.strategies import has_rule, oracle, sharding_function
+
+    samples = _samples(options)
+    name = oracle.qualified(options.op)
+    if not has_rule(name) and sharding_function(name) is None:
+        print(oracle.report_rule(oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)))
+        return 0
+    verdict = oracle.check_op(name, _noted(_watched(samples, f"checking {name}"), note), options.budget)
+    print(oracle.report(verdict))
+    return 1 if verdict.wrong else 0
+
+
+def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
+    """What a rule is drawn from: all samples of the user's; of torch's, which nobody chose, those of one kind."""
+    from fxshard.strategies import oracle
+
+    kept = samples if options.sample else oracle.largest_kind(samples)
+    shown = ", ".join(f"({s})" for s in kept[:SHOWN]) + (" and others" if len(kept) > SHOWN else "")
+    note(f"while looking for a rule, on shards of {shown}")
+    others = len(samples) - len(kept)
+    left = f", like ({kept[0]}); {others} of other dims are left out" if others else ""
+    print(f"looking for a rule of {name}, from {len(kept)} samples{left} ...", file=sys.stderr, flush=True)
+    return kept
+
+
+def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]:
+    for sample in samples:
+        note(f"on the sample ({sample}), or on shards of it")
+        yield sample
+
+
+def _samples(options: argparse.Namespace) -> list[Any]:
+    from fxshard.cli.factory import run_function
+    from fxshard.strategies import oracle
+
+    for name, number in (("--samples", options.samples), ("--budget", options.budget)):
+        if number < 1:
+            raise OptionError(f"{name} is {number}", remedy="give a number that is greater than 0")
+    given = run_function(options.sample, "samples") if options.sample else None
+    op = oracle.qualified(options.op)
+    oracle.operator(op)
+    if options.sample:
+        return oracle.given_samples(op, given, options.sample)
+    return oracle.samples_of(op, options.samples, options.seed, _watched)
+
+
+def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
+    """``entries``, with a bar on stderr while they are gone through; where that is no terminal, one line."""
+    from tqdm import tqdm
+
+    if sys.stderr.isatty():
+        return tqdm(entries, desc=what, leave=False)
+    print(f"{what} ({len(entries)}) ...", file=sys.stderr, flush=True)
+    return entries
