@@ -12,8 +12,10 @@ from hypothesis import settings
 
 from fxshard.strategies import cache_clear
 from fxshard.strategies.engine import registry
+from tests.rare_collections import collect_rarely
 
 torch.set_num_threads(1)
+collect_rarely()
 os.environ["FXSHARD_CACHE"] = "0"  # neither read what the user keeps, nor add to it; processes that tests start are told too
 
 # The same examples on every run: a failure in CI is a failure on a laptop.

@@ -186,7 +186,7 @@ def caught_by(mutant: Mutant, copy: Path, rings: int, pytest_args: list[str]) ->
         for number, paths in enumerate(rings_of(mutant.file, copy)):
             if number >= rings:
                 return ""
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *pytest_args, *paths]
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", *pytest_args, *paths]
             try:
                 run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
             except subprocess.TimeoutExpired:

@@ -36,7 +36,7 @@ with quick_imports():
         TangentAOTInput,
     )
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-    from torch._ops import OpOverload
+    from torch._ops import HigherOrderOperator, OpOverload
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -414,6 +414,7 @@ __all__ = [
     "GradAOTOutput",
     "InputMutationAOTOutput",
     "LocalMapCall",
+    "HigherOrderOperator",
     "OpOverload",
     "ParamAOTInput",
     "PlainAOTInput",

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
     uninteresting_files,
 )
-from torch.fx.traceback import get_current_meta
+from torch.fx.traceback import get_current_meta, preserve_node_meta, set_current_meta
 from torch.utils import _stats
 from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
@@ -33,6 +33,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxshard._torch_compat.extremes import EXTREMES, extremes_reduced, without_extremes
 from fxshard._torch_compat.inductor.spelling import spelled
+from fxshard._torch_compat.whole_numbers import whole
 
 if TYPE_CHECKING:
     from torch import fx
@@ -118,6 +119,13 @@ def asking(what: str) -> Iterator[None]:
         yield
     finally:
         _ASKING.reset(token)
+
+
+@contextlib.contextmanager
+def at_node(node: fx.Node) -> Iterator[None]:
+    """While it lasts, guards are noted with the user's line of ``node``."""
+    with preserve_node_meta(), set_current_meta(node):
+        yield
 
 
 def _asking_line(is_user_file: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:
@@ -302,6 +310,8 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
     Floats divided by zero give inf or nan, as on a device (the gradient of ``std`` of one row); integers raise ZeroDivisionError.
     Integers may have any length, whereas torch's powers end at 63 bits.
     """
+    if (number := whole(expr, values)) is not None:
+        return number
     settled = expr.free_symbols <= values.keys() and all(value.is_number for value in values.values())
     try:
         found = expr.xreplace(values) if values else expr
@@ -328,9 +338,17 @@ def surely(condition: Any) -> bool:
     return env._maybe_evaluate_static(without_extremes(condition.node.expr, env)) == sympy.true
 
 
-def marked_dims(value: torch.Tensor) -> frozenset[int]:
-    """Dims that the user marked by ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``."""
-    return frozenset().union(*(getattr(value, mark, ()) for mark in _MARKS))
+def marked_dims(value: torch.Tensor) -> dict[int, tuple[int, int | None]]:
+    """Dims that the user marked by ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``, with their least and largest size.
+
+    A dim that was marked several times is within all of these ranges. None: no largest size.
+    """
+    found: dict[int, tuple[int, int | None]] = {dim: (1, None) for mark in _MARKS for dim in getattr(value, mark, ())}
+    for one in getattr(value, "_dynamo_dynamic_range", ()):
+        least, most = found.get(one.dim, (1, None))
+        ends = [end for end in (most, one.max) if end is not None]
+        found[one.dim] = max(least, one.min or 1), min(ends, default=None)
+    return {dim % value.dim(): found[dim] for dim in sorted(found)}
 
 
 @contextlib.contextmanager

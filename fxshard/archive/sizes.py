@@ -22,8 +22,8 @@ from fxshard.shapes.expressions import from_text, to_text
 
 _SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
 _GUARD = ("condition", "sizes", "ranks", "where")
-MAX_SIZES, MAX_GUARDS, LARGEST = 32, 2_000, 2**40
-"""Limits of what is read: dynamic sizes of a program, what it takes for granted of them, and their values."""
+MAX_SIZES, LARGEST = 32, 2**40
+"""Limits of what is read: dynamic sizes of a program, and their values."""
 
 
 def write_size(size: Any) -> int | str:

@@ -1,30 +1,43 @@
-"""Dynamic dims and sizes as the command line writes them: ``args[0]:0=batch,1=seq``, ``batch=4,seq=8192``, ``batch=4*3; batch=64*1``."""
+"""Dynamic dims and sizes as the command line writes them: ``args[0]:0=batch<=64,1=seq``, ``batch=4,seq=8192``, ``batch=4*3; batch=64``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
+from torch.export import Dim
+
 from fxshard.errors import OptionError, closest
 
 EXAMPLE_SIZES = "--example-sizes"
-_DIM = re.compile(r"(\d+)=([A-Za-z_]\w*)")
+DYNAMIC_REMEDY = "write an input and its dims, with their range if they have one: args[0]:0=batch,1=seq or args[0]:0=2<=batch<=64"
+_DIM = re.compile(r"(\d+)\s*=\s*(?:(\d+)\s*<=\s*)?([A-Za-z_]\w*)(?:\s*<=\s*(\d+))?")
 _SIZE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
 
-def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
-    """``["args[0]:0=batch,1=seq"]`` -> ``{"args[0]": {0: "batch", 1: "seq"}}``, None for no texts; raises OptionError.
+def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str | Dim]] | None:
+    """``["args[0]:0=batch<=64,1=seq"]`` -> ``{"args[0]": {0: Dim("batch", max=64), 1: "seq"}}``, None for no texts; raises OptionError.
 
-    Several inputs may stand in one text, parted by ``;``.
+    Several inputs may stand in one text, parted by ``;``. A range counts for all dims of its name: ``2<=batch``, ``2<=batch<=64``.
     """
-    found: dict[str, dict[int, str]] = {}
+    found: dict[str, dict[int, str | Dim]] = {}
     for text in (part for one in texts for part in one.split(";") if part.strip()):
         path, colon, dims = text.strip().rpartition(":")
         pairs = [_DIM.fullmatch(part.strip()) for part in dims.split(",")]
         if not colon or not path or not all(pairs):
-            raise OptionError(f"cannot read {text!r}", where="--dynamic", remedy="write an input and its dims: args[0]:0=batch,1=seq")
-        found.setdefault(path, {}).update({int(pair[1]): pair[2] for pair in pairs if pair})
+            raise OptionError(f"cannot read {text!r}", where="--dynamic", remedy=DYNAMIC_REMEDY)
+        found.setdefault(path, {}).update({int(pair[1]): _dim(*pair.group(3, 2, 4)) for pair in pairs if pair})
     return found or None
+
+
+def _dim(name: str, least: str | None, most: str | None) -> str | Dim:
+    if least is None and most is None:
+        return name
+    low, high = int(least or 1), None if most is None else int(most)
+    if high is not None and high <= low:
+        what = f"the range of {name} goes from {low} to {high}"
+        raise OptionError(what, where="--dynamic", remedy="give a larger maximum, or leave the dim static")
+    return Dim(name, min=low, max=high)
 
 
 def parse_example_sizes(text: str | None) -> list[tuple[dict[str, int], float] | dict[str, int]] | None:
@@ -56,9 +69,9 @@ def parse_sizes(text: str, where: str = "--at") -> dict[str, int]:
     return {pair[1]: int(pair[2]) for pair in pairs if pair}
 
 
-def check_named(sizes: Sequence[Mapping[str, int]], dynamic: Mapping[str, Mapping[int, str]] | None) -> None:
+def check_named(sizes: Sequence[Mapping[str, int]], dynamic: Mapping[str, Mapping[int, str | Dim]] | None) -> None:
     """Raises OptionError for sizes of dims that ``--dynamic`` does not name, before anything is planned; without it dims may be marked."""
-    names = sorted({name for dims in (dynamic or {}).values() for name in dims.values()})
+    names = sorted({one if isinstance(one, str) else one.__name__ for dims in (dynamic or {}).values() for one in dims.values()})
     unknown = next((name for one in sizes for name in one if names and name not in names), None)
     if unknown is not None:
         what = f"no dynamic dim is called {unknown!r}{closest(unknown, names)}"

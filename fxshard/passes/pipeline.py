@@ -1,6 +1,6 @@
-"""The pipeline: from a model to a plan and a program, one pass after another.
+"""The pipeline: from a model to a plan and a program, pass by pass.
 
-Every pass takes a ``Compilation`` and returns it with one more field filled; nothing travels in any other way.
+Every pass takes a ``Compilation`` and returns it with one more field set; passes share no other state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fxshard.passes.lowering import lower
 from fxshard.passes.lowering.generator import check_generator, draw_from
 from fxshard.passes.planning import constrain, plan_cache
 from fxshard.passes.planning.constrain import Constraints
-from fxshard.passes.planning.defer import deferred
+from fxshard.passes.planning.defer_reductions import defer_reductions
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
 from fxshard.passes.trace import trace
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
@@ -39,7 +39,7 @@ from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.verify_program import verify_program
 from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
 
-if TYPE_CHECKING:  # imported by the passes that need them: a plan of the cache needs no solver
+if TYPE_CHECKING:  # the passes import these when needed: a cached plan needs no solver
     from fxshard.passes.planning.formulate import Formulation
     from fxshard.solver import Solved
 
@@ -48,8 +48,8 @@ log = logging.getLogger("fxshard")
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; fields as in ``fxshard.plan``; ``without``: names of passes after lowering to leave out;
-    ``observe``, ``written`` as in ``trace``; ``sampled``: the plan's ``example_sizes``."""
+    """The user's request; fields as in ``fxshard.plan``. ``without``: passes after lowering to leave out; ``observe``, ``written``: as in
+    ``trace``; ``sampled``: the plan's ``example_sizes``."""
 
     model: nn.Module | None = None
     args: tuple[Any, ...] = ()
@@ -75,8 +75,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Compilation:
-    """The state between passes: None where a pass has not run yet. ``cached``: the file of the cache that the plan is from; ``legal``:
-    whether the plan was verified for the graph before."""
+    """The state between passes; a field is None until its pass has run. ``cached``: the cache file of the plan, if any; ``legal``: whether
+    the plan has already been verified for the graph."""
 
     mesh: Mesh
     request: Request = field(default_factory=Request)
@@ -147,8 +147,8 @@ def _formulate(c: Compilation) -> tuple[Compilation, str]:
     return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.transfers)} transfers"
 
 
-FREE = 0.25
-"""Part of a time limit that the plan without the memory limit may take; where work is limited it has as much as any."""
+UNLIMITED_SHARE = 0.25
+"""Fraction of a time limit for the plan without the memory limit; a work limit applies to it in full."""
 
 
 def _choose(c: Compilation) -> tuple[Compilation, str]:
@@ -158,8 +158,8 @@ def _choose(c: Compilation) -> tuple[Compilation, str]:
     limited, formulation, found = c.constraints.memory_limit is not None, c.formulation, None
     budget = choose.allowance(c.request.time_limit, limited=limited)
     if limited:
-        free = budget.share(FREE) if c.request.time_limit is not None else choose.allowance(None)
-        found = choose.unlimited(c.annotated, c.constraints, c.request.objective, free)
+        free = budget.share(UNLIMITED_SHARE) if c.request.time_limit is not None else choose.allowance(None)
+        found = choose.solve_without_memory_limit(c.annotated, c.constraints, c.request.objective, free)
     if found is not None and choose.keeps_limit(found[0]):
         plan, formulation, session = found
     else:
@@ -179,7 +179,7 @@ def _verify(c: Compilation) -> tuple[Compilation, str]:
 def _lower(c: Compilation) -> tuple[Compilation, str]:
     assert c.graph is not None and c.plan is not None
     checked = lower.check_plan(c.graph, c.plan)
-    if c.annotated is None and not c.legal:  # a plan from elsewhere: its specs are asked for here
+    if c.annotated is None and not c.legal:  # a plan from elsewhere: its specs are checked here
         verify.verify_specs(annotate.annotate(checked, c.plan.mesh), c.plan)
     program = lower.lower_checked(c.graph, checked, c.plan)
     draw_from(program, c.request.rng)
@@ -215,7 +215,7 @@ def _variables(c: Compilation) -> str:
 
 
 def _effect(c: Compilation) -> str:
-    """The timelines before and after the pass that ran last, and the graphs."""
+    """The timelines before and after the last pass, and the graphs."""
     assert c.program is not None
     events = c.program.effects[-1].after.events if c.program.effects else ()
     lines = [f"{e.start:12.1f} {e.end:12.1f} {e.stream:8s} {e.name}" for e in events]
@@ -242,18 +242,17 @@ PLANNING: tuple[Pass, ...] = (
 )
 LOWERING: tuple[Pass, ...] = (
     Pass("lower", _lower, _modules),
-    Pass("share", _optimising("share"), _effect),
     Pass("schedule", _optimising("schedule"), _effect),
     Pass("chunk", _optimising("chunk"), _effect),
     Pass("bucket", _optimising("bucket"), _effect),
 )
 PIPELINE = (*PLANNING, *LOWERING)
-SOLVING = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")
-"""Where the passes begin that a plan of the cache stands in for."""
+FIRST_SOLVER_PASS = next(place for place, one in enumerate(PLANNING) if one.name == "formulate")
+"""Index of the first pass that a cached plan replaces."""
 
 
 def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compilation:
-    """Runs a part of the pipeline; raises OptionError for an objective, a generator or a time limit that cannot be."""
+    """Runs part of the pipeline; raises OptionError for an invalid objective, generator or time limit."""
     request = state.request
     if request.objective not in OBJECTIVES:
         what = f"unknown objective {request.objective!r}{closest(request.objective, OBJECTIVES)}"
@@ -265,28 +264,28 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
     return run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
 
 
-DECIDED = (
+NOT_IN_CACHE_KEY = (
     *("model", "args", "kwargs", "mixed_precision", "input_layouts", "output_layouts", "pins", "constraints"),
     *("memory_limit", "optimizer", "cache", "rng", "without"),
 )
-"""What of a request is in the graph and in the constraints, or decides nothing."""
+"""Fields of a request that the graph and the constraints already contain, or that do not affect the plan."""
 
 
 def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
-    """Plans, from the model or from a graph that is traced already; a plan that was made before comes from the cache.
+    """Plans from the model or from a traced graph; a plan made before comes from the cache.
 
-    Where stages are dumped, all of them run.
+    If stages are dumped, all passes run.
     """
     first = 0 if state.graph is None else 1
-    state = run(PLANNING[first:SOLVING], state, dump)
+    state = run(PLANNING[first:FIRST_SOLVER_PASS], state, dump)
     path = _cache_file(state) if state.request.cache else None
     if path is not None and dump_folder(dump) is None:
-        known = _recall(state, path)
+        known = _from_cache(state, path)
         if known is not None:
             return known
-    state = run(PLANNING[SOLVING:], state, dump)
+    state = run(PLANNING[FIRST_SOLVER_PASS:], state, dump)
     assert state.plan is not None
-    by_chance = state.plan.certificate.cut and state.request.time_limit is not None  # another time it may end elsewhere
+    by_chance = state.plan.certificate.cut and state.request.time_limit is not None  # another run may end with another plan
     if path is not None and not by_chance:
         plan_cache.write(path, state.plan)
     return state
@@ -294,12 +293,12 @@ def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
 
 def _cache_file(state: Compilation) -> Path | None:
     assert state.graph is not None
-    asked = {f.name: getattr(state.request, f.name) for f in fields(state.request) if f.name not in DECIDED}
+    asked = {f.name: getattr(state.request, f.name) for f in fields(state.request) if f.name not in NOT_IN_CACHE_KEY}
     return disk_cache.file_for(plan_cache.KIND, graph=state.graph.hash, mesh=state.mesh, constraints=state.constraints, **asked)
 
 
-def _recall(state: Compilation, path: Path) -> Compilation | None:
-    """The state with the plan of the cache, None where there is none that is legal for this graph."""
+def _from_cache(state: Compilation, path: Path) -> Compilation | None:
+    """The state with the cached plan; None if there is none that is legal for this graph."""
     assert state.graph is not None and state.annotated is not None
     start = time.perf_counter()
     plan = plan_cache.read(path)
@@ -313,28 +312,28 @@ def _recall(state: Compilation, path: Path) -> Compilation | None:
         plan_cache.distrust(path, error)
         return None
     log.info("the plan is from the cache: %s", path)
-    plan = replace(plan, lines=state.graph.lines)  # the file may have moved since
+    plan = replace(plan, lines=state.graph.lines)  # source lines may have moved since
     record = PassRecord("recall", (time.perf_counter() - start) * 1e3, f"plan of the cache, {path}")
     return replace(state, plan=plan, cached=path, records=(*state.records, record))
 
 
 def trace_model(request: Request, mesh: Mesh, dump: Dump = None) -> PlanningGraph:
-    """The graph of the request's model, traced as the first pass of a pipeline."""
+    """Traces the request's model, as the first pass of a pipeline does."""
     state = run(PLANNING[:1], Compilation(mesh, request), dump)
     assert state.graph is not None
     return state.graph
 
 
 def plan_graph(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Dump = None) -> ShardingPlan:
-    """Plans a graph that is traced already."""
+    """Plans a traced graph."""
     state = make_plan(Compilation(mesh, request, graph), dump)
     assert state.plan is not None
     return state.plan
 
 
 def lower_deferred(graph: PlanningGraph, plan: ShardingPlan, rng: str = "fxshard") -> ShardedProgram:
-    """Lowers a plan so that parameters' gradients leave with their sums pending; it is legal if ``plan`` is."""
-    program = lower.lower(graph, deferred(graph, plan), deferred=True)
+    """Lowers a plan so that the gradients of parameters are returned as pending sums; legal if ``plan`` is."""
+    program = lower.lower(graph, defer_reductions(graph, plan), deferred=True)
     draw_from(program, rng)
     verify_program(program, deferred=True)
     return program
@@ -343,9 +342,9 @@ def lower_deferred(graph: PlanningGraph, plan: ShardingPlan, rng: str = "fxshard
 def lower_plan(
     graph: PlanningGraph, plan: ShardingPlan, dump: Dump = None, rng: str = "fxshard", without: Sequence[str] = (), legal: bool = False
 ) -> ShardedProgram:
-    """Lowers a plan, and runs the passes after that but those ``without``; raises PlanError when it is for another graph.
+    """Lowers a plan and runs the passes after lowering except ``without``; raises PlanError if the plan is for another graph.
 
-    ``legal``: ``plan_graph`` gave the plan for this graph, here or on another rank, and has verified it.
+    ``legal``: the plan comes from ``plan_graph`` for this graph, here or on another rank, and is verified.
     """
     request = Request(rng=rng, without=optimise.check_without(without))
     state = run(LOWERING, Compilation(plan.mesh, request, graph, plan=plan, legal=legal), dump)

@@ -1,4 +1,4 @@
-"""The pass runner: passes in order, each recorded with what it made and how long it took and, on wish, dumped as a file."""
+"""The pass runner: runs passes in order, records the outcome and time of each and, on request, dumps the state to files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fxshard.files import atomic_file, make_folder
 log = logging.getLogger("fxshard")
 
 Dump = str | Path | Literal[False] | None
-"""A folder for dumps; None: that of FXSHARD_DUMP, if any; False: none."""
+"""A folder for dumps; None: the one in FXSHARD_DUMP, if set; False: no dumps."""
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What a pass did: its name, how long it took, what it made."""
+    """A pass's name, its duration and a line about its result."""
 
     name: str
     milliseconds: float
@@ -32,7 +32,7 @@ class PassRecord:
 
 
 class State(Protocol):
-    """What passes hand on: a frozen dataclass that keeps their records."""
+    """The state that passes hand on: a frozen dataclass with the records of the passes."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -45,9 +45,9 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Pass:
-    """A named step from state to state.
+    """A named function from state to state.
 
-    ``run`` returns the new state and a line about what it made; ``readable`` gives the state's new part as text.
+    ``run`` returns the new state and a line about the result; ``readable`` renders the new part of the state as text.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Pass:
 
 
 def run_passes(passes: Sequence[Pass], state: S, dump: Dump = None, first: int = 0) -> S:
-    """Runs ``passes`` in order; with ``dump`` (or FXSHARD_DUMP) each writes one readable file, a failing one its error.
+    """Runs ``passes`` in order; with ``dump`` (or FXSHARD_DUMP) each writes one text file, and a failing pass writes its error.
 
-    ``first``: the place of the first of them in the whole pipeline, which numbers the files: several runs fill one folder.
+    ``first``: the index of the first pass in the whole pipeline. It numbers the files, so that several runs can share a folder.
     """
     folder = dump_folder(dump)
     for place, one in enumerate(passes, first):
@@ -80,14 +80,14 @@ def run_passes(passes: Sequence[Pass], state: S, dump: Dump = None, first: int =
 
 @contextlib.contextmanager
 def timed(name: str) -> Iterator[None]:
-    """A step that is no pass: how long it took, in the log beside the passes."""
+    """Logs the duration of a step that is not a pass."""
     start = time.perf_counter()
     yield
     log.debug("%s: %s (%.1f ms)", name, "done", (time.perf_counter() - start) * 1e3)
 
 
 def dump_folder(dump: Dump) -> Path | None:
-    """The folder that is meant, made if need be; None where nothing is to be dumped. Raises FileError for one that cannot be."""
+    """The folder for dumps, created if needed; None without dumps. Raises FileError if it cannot be created."""
     chosen = dump or os.environ.get("FXSHARD_DUMP")
     if not chosen or dump is False:
         return None

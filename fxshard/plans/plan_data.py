@@ -195,18 +195,6 @@ class PlanData:
             found["reductions" if reduces else "gathers"].append(entry.hidden)
         return {kind: time for kind, times in found.items() if (time := math.fsum(times))}
 
-    @cached_property
-    def gathered_twice(self) -> tuple[str, ...]:
-        """Parameters, by the user's names, and other values that the forward brings into a layout, drops, and the backward brings into it
-        again, as FSDP does with ``reshard_after_forward``."""
-        seen: set[tuple[str, Layout]] = set()
-        twice: dict[str, None] = {}
-        for entry in self.redistributions:
-            if (entry.value, entry.target) in seen:
-                twice[self.called(entry.value)] = None
-            seen.add((entry.value, entry.target))
-        return tuple(twice)
-
     def called(self, node: str) -> str:
         """The user's name of a parameter, buffer or input; a node's own."""
         return self._names.get(node, node)

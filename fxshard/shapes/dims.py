@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,10 +13,14 @@ from torch.export import Dim
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.symbols import marked_dims
-from fxshard.errors import OptionError, a_kind
+from fxshard.errors import OptionError, a_kind, closest
+from fxshard.shapes.arguments import Arguments
 
 REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
 HINTS = {"DYNAMIC", "AUTO"}
+
+Call = Literal["only", "example", "later"]
+"""Whether calls with other arguments follow, or went before."""
 
 
 @dataclass(frozen=True)
@@ -43,94 +46,142 @@ class DynamicDim:
     def check(self, size: int) -> None:
         """Raises OptionError for a size outside the range."""
         if size < self.least or (self.most is not None and size > self.most):
-            span = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
             raise OptionError(
-                f"{self.name} ({self}) is {size}, it may be {span}", remedy="give the Dim another range, or plan for this size"
+                f"{self.name} ({self}) is {size}, it may be {_range_text(self.least, self.most)}",
+                remedy="give the Dim another range, or plan for this size",
             )
 
 
-def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None) -> tuple[DynamicDim, ...]:
+def dynamic_dims(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None, *, call: Call = "only"
+) -> tuple[DynamicDim, ...]:
     """The dynamic dims of a call ``model(*args, **kwargs)``, in the order in which they are found.
 
     ``given``: a mapping from paths (``"args[0]"``) or names of arguments to their dynamic dims, or a sequence of these in the order of
-    ``args``. The entry of a tensor maps dims to ``torch.export.Dim`` objects or names, or is a sequence with one entry per dim; the entry
-    of a container has one entry per part. Dims with the same name have the same size. Dims marked by torch's ``mark_dynamic`` are dynamic
-    too.
+    the parameters. The entry of a tensor maps dims to ``torch.export.Dim`` objects or names, or is a sequence with one entry per dim; the
+    entry of a container has one entry per part. Dims with the same name have the same size and range. Dims marked by torch's
+    ``mark_dynamic`` are dynamic too, within the range of the mark; those of equal size in different tensors are one dim.
 
-    Raises OptionError for an argument or dim that does not exist, for an entry of the wrong kind, and for one name with two sizes.
+    ``call``: ``"example"`` if calls with other arguments follow, so that ``given`` may name parameters that this call does not pass;
+    ``"later"`` for these calls, in which parts of containers may be missing too. Nothing is read for what is missing or None.
+
+    Raises OptionError for an argument or dim that does not exist, for an entry of the wrong kind, for one name with two sizes or ranges,
+    and for a dim with two names.
     """
     leaves = {_path(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
-    found = [*_given(given, _arguments(model.forward, args, kwargs), leaves), *_marked(leaves)]
-    dims: dict[str, DynamicDim] = {}
-    taken: set[tuple[str, int]] = set()
-    for one in found:
-        if one.places[0] in taken:
-            continue
-        taken.add(one.places[0])
-        known = dims.get(one.name)
-        if known is None:
-            dims[one.name] = one
-            continue
-        if known.example != one.example:
-            raise OptionError(
-                f"{one.name!r} is {known.example} in {known} and {one.example} in {one}",
-                remedy="give dims of different sizes different names",
-            )
-        dims[one.name] = replace(known, places=(*known.places, *one.places))
-    return tuple(dims.values())
+    reader = _Reader(Arguments(model.forward, args, kwargs), leaves, call, _ranges(given))
+    named = _joined(reader.read(given))
+    marks = list(_marked(leaves))
+    taken = {place for dim in named for place in dim.places}
+    return (*(_within_marks(dim, marks) for dim in named), *_grouped([mark for mark in marks if mark.places[0] not in taken]))
 
 
 def _path(path: tuple[Any, ...]) -> str:
     return ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])
 
 
-def _arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """(path, value) of each argument, by its path and by its name in the signature of ``forward``."""
-    found = {f"args[{i}]": (f"args[{i}]", value) for i, value in enumerate(args)}
-    found |= {f"kwargs[{name!r}]": (f"kwargs[{name!r}]", value) for name, value in kwargs.items()}
-    found |= {name: (f"kwargs[{name!r}]", value) for name, value in kwargs.items()}
-    try:
-        names = [n for n, p in inspect.signature(forward).parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    except (TypeError, ValueError):
-        names = []
-    return {**{name: (f"args[{i}]", value) for i, (name, value) in enumerate(zip(names, args, strict=False))}, **found}
+def _joined(found: Iterable[DynamicDim]) -> list[DynamicDim]:
+    """The dims that ``found`` names place by place, those of one name joined. Raises OptionError for a contradiction."""
+    dims: dict[str, DynamicDim] = {}
+    names: dict[tuple[str, int], str] = {}
+    for one in found:
+        place, known = one.places[0], dims.get(one.name)
+        if names.setdefault(place, one.name) != one.name:
+            what = f"{one} has two names, {names[place]!r} and {one.name!r}"
+            raise OptionError(what, where="dynamic_shapes", remedy="name each dim of an argument once")
+        if known is None:
+            dims[one.name] = one
+        elif known.example != one.example:
+            raise OptionError(
+                f"{one.name!r} is {known.example} in {known} and {one.example} in {one}",
+                remedy="give dims of different sizes different names",
+            )
+        elif place not in known.places:
+            dims[one.name] = replace(known, places=(*known.places, *one.places))
+    return list(dims.values())
 
 
-def _given(given: Any, arguments: Mapping[str, tuple[str, Any]], leaves: Mapping[str, Any]) -> Iterator[DynamicDim]:
-    if given is None:
-        return
-    if isinstance(given, Mapping):
-        entries = list(given.items())
-    elif isinstance(given, Sequence) and not isinstance(given, str):
-        entries = [(f"args[{i}]", entry) for i, entry in enumerate(given)]
-    else:
-        raise OptionError(f"dynamic_shapes is {a_kind(given)}", where="dynamic_shapes", remedy=REMEDY)
-    for name, entry in entries:
-        if name in arguments:
-            yield from _of_value(entry, *arguments[name])
-        elif name in leaves:
-            yield from _of_value(entry, name, leaves[name])
+def _ranges(given: Any) -> dict[str, tuple[int, int | None]]:
+    """(least, most) of each ``torch.export.Dim`` within ``given``, by name; raises OptionError for one name with two ranges."""
+    found: dict[str, tuple[int, int | None]] = {}
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else ()
+    for part in parts:
+        inner = {part.__name__: _range_of(part)} if _is_dim(part) else _ranges(part)
+        for name, span in inner.items():
+            if found.setdefault(name, span) != span:
+                what = f"{name!r} is {_range_text(*found[name])} in one place and {_range_text(*span)} in another"
+                raise OptionError(what, where="dynamic_shapes", remedy="use one Dim object for all dims of that name")
+    return found
+
+
+def _is_dim(said: Any) -> bool:
+    return isinstance(said, Dim) and type(said) is Dim
+
+
+def _range_of(dim: Any) -> tuple[int, int | None]:
+    return max(int(dim.min), 1), None if dim.max > 2**31 else int(dim.max)
+
+
+def _range_text(least: int, most: int | None) -> str:
+    return f"at least {least}" if most is None else f"from {least} to {most}"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads what the user says of a call's ``arguments``, whose ``leaves`` are given by path. ``ranges``: those of the dims by name."""
+
+    arguments: Arguments
+    leaves: Mapping[str, Any]
+    call: Call
+    ranges: Mapping[str, tuple[int, int | None]]
+
+    def read(self, given: Any) -> Iterator[DynamicDim]:
+        """One dim per place, in the order in which ``given`` names them."""
+        if given is None:
+            return
+        if isinstance(given, Mapping):
+            entries = list(given.items())
+        elif isinstance(given, Sequence) and not isinstance(given, str):
+            entries = [(f"args[{i}]", entry) for i, entry in enumerate(given)]
         else:
-            raise OptionError(f"there is no argument {name!r}", where="dynamic_shapes", remedy=f"its arguments are {', '.join(leaves)}")
+            raise OptionError(f"dynamic_shapes is {a_kind(given)}", where="dynamic_shapes", remedy=REMEDY)
+        for name, entry in entries:
+            argument, rest = self.arguments.split(str(name))
+            path, value = self.arguments.by_name.get(argument, ("", None))
+            if path and (not rest or path + rest in self.leaves):
+                yield from self._of_value(entry, path + rest, self.leaves[path + rest] if rest else value)
+            elif not self._may_lack(argument, rest, value) and entry is not None:
+                raise self._unknown(name)
+
+    def _may_lack(self, argument: str, rest: str, value: Any) -> bool:
+        """Whether this call need not have the part ``rest`` of an argument, whose ``value`` is None if it is not passed."""
+        return self.call != "only" and self.arguments.could_have(argument) and (self.call == "later" or not rest or value is None)
+
+    def _unknown(self, name: Any) -> OptionError:
+        known = list(self.leaves) if self.call == "only" else [*self.arguments.parameter_names, *self.leaves]
+        what = f"there is no argument {name!r}{closest(name, [*self.arguments.parameter_names, *known])}"
+        return OptionError(what, where="dynamic_shapes", remedy=f"its arguments are {', '.join(known)}")
+
+    def _of_value(self, entry: Any, path: str, value: Any) -> Iterator[DynamicDim]:
+        """``entry`` describes ``value``, the argument or part of one at ``path``."""
+        if entry is None or (value is None and self.call != "only"):
+            return
+        later = self.call == "later"
+        if isinstance(value, torch.Tensor):
+            yield from _of_tensor(entry, path, value, self.ranges)
+        elif isinstance(value, Mapping) and isinstance(entry, Mapping) and (later or set(entry) <= set(value)):
+            for key, one in entry.items():
+                yield from self._of_value(one, f"{path}[{key!r}]", value.get(key))
+        elif isinstance(value, (list, tuple)) and isinstance(entry, (list, tuple)) and (later or len(entry) == len(value)):
+            for i, (one, part) in enumerate(zip(entry, value, strict=not later)):
+                yield from self._of_value(one, f"{path}[{i}]", part)
+        elif not later:
+            what = f"{path} is {a_kind(value)}, which {entry!r:.60} does not describe"
+            remedy = "only tensors have dims; describe the parts of a container as it holds them"
+            raise OptionError(what, where="dynamic_shapes", remedy=remedy)
 
 
-def _of_value(entry: Any, path: str, value: Any) -> Iterator[DynamicDim]:
-    if entry is None:
-        return
-    if isinstance(value, torch.Tensor):
-        yield from _of_tensor(entry, path, value)
-    elif isinstance(value, Mapping) and isinstance(entry, Mapping) and set(entry) <= set(value):
-        for key, one in entry.items():
-            yield from _of_value(one, f"{path}[{key!r}]", value[key])
-    elif isinstance(value, (list, tuple)) and isinstance(entry, (list, tuple)) and len(entry) == len(value):
-        for i, one in enumerate(entry):
-            yield from _of_value(one, f"{path}[{i}]", value[i])
-    else:
-        what = f"{path} is {a_kind(value)}, which {entry!r:.60} does not describe"
-        raise OptionError(what, where="dynamic_shapes", remedy="only tensors have dims; describe the parts of a container as it holds them")
-
-
-def _of_tensor(entry: Any, path: str, value: torch.Tensor) -> Iterator[DynamicDim]:
+def _of_tensor(entry: Any, path: str, value: torch.Tensor, ranges: Mapping[str, tuple[int, int | None]]) -> Iterator[DynamicDim]:
     pairs = entry.items() if isinstance(entry, Mapping) else enumerate(entry) if isinstance(entry, (list, tuple)) else None
     if pairs is None:
         raise OptionError(f"cannot read {entry!r:.60} for {path}", where="dynamic_shapes", remedy=REMEDY)
@@ -139,13 +190,14 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor) -> Iterator[DynamicDi
             raise OptionError(
                 f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number"
             )
-        one = _read(said, path, dim % value.dim(), int(value.shape[dim]))
+        one = _read(said, path, dim % value.dim(), int(value.shape[dim]), ranges)
         if one is not None:
+            one.check(one.example)
             yield one
 
 
-def _read(said: Any, path: str, dim: int, size: int) -> DynamicDim | None:
-    """The dim that an entry of the user's describes; None if it is static."""
+def _read(said: Any, path: str, dim: int, size: int, ranges: Mapping[str, tuple[int, int | None]]) -> DynamicDim | None:
+    """The dim that an entry of the user's describes; None if it is static. A name alone has the range that ``ranges`` gives for it."""
     place = ((path, dim),)
     if isinstance(said, int) and not isinstance(said, bool) and said != size:
         what = f"dim {dim} of {path} is {size}, not {said}"
@@ -156,15 +208,11 @@ def _read(said: Any, path: str, dim: int, size: int) -> DynamicDim | None:
         or getattr(getattr(said, "type", None), "name", "") == "STATIC"
     ):
         return None
-    if isinstance(said, str):
-        return DynamicDim(said, place, size)
+    if isinstance(said, str) or _is_dim(said):
+        name = said if isinstance(said, str) else said.__name__
+        return DynamicDim(name, place, size, *ranges.get(name, (1, None)))
     if getattr(getattr(said, "type", None), "name", "") in HINTS:
         return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, asked=said.type.name == "DYNAMIC")
-    if isinstance(said, Dim) and type(said) is Dim:
-        most = None if said.max > 2**31 else int(said.max)
-        one = DynamicDim(said.__name__, place, size, max(int(said.min), 1), most)
-        one.check(size)
-        return one
     raise OptionError(
         f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name"
     )
@@ -175,7 +223,33 @@ def _own_name(path: str, dim: int) -> str:
 
 
 def _marked(leaves: Mapping[str, Any]) -> Iterator[DynamicDim]:
+    """One dim per mark of torch's."""
     for path, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor):
-            for dim in sorted(marked_dims(leaf)):
-                yield DynamicDim(_own_name(path, dim), ((path, dim),), int(leaf.shape[dim]))
+            for dim, (least, most) in sorted(marked_dims(leaf).items()):
+                one = DynamicDim(_own_name(path, dim), ((path, dim),), int(leaf.shape[dim]), least, most)
+                one.check(one.example)
+                yield one
+
+
+def _within_marks(dim: DynamicDim, marks: Sequence[DynamicDim]) -> DynamicDim:
+    """``dim`` within the ranges of those ``marks`` that are of its places."""
+    own = [mark for mark in marks if mark.places[0] in dim.places]
+    most = [one.most for one in (dim, *own) if one.most is not None]
+    found = replace(dim, least=max(one.least for one in (dim, *own)), most=min(most, default=None))
+    found.check(found.example)
+    return found
+
+
+def _grouped(marks: Sequence[DynamicDim]) -> list[DynamicDim]:
+    """Marks of equal size joined, at most one of each tensor: as for ``dynamic=True``, a mark has no name that tells dims apart."""
+    groups: list[DynamicDim] = []
+    for mark in marks:
+        path = mark.places[0][0]
+        at = next((i for i, one in enumerate(groups) if one.example == mark.example and path not in dict(one.places)), None)
+        if at is None:
+            groups.append(mark)
+        else:
+            joined = replace(groups[at], places=(*groups[at].places, *mark.places))
+            groups[at] = _within_marks(joined, [mark])
+    return groups

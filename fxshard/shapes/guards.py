@@ -27,17 +27,16 @@ class Guard:
         """Whether it holds for these sizes on every rank. False if it divides by zero or takes the root of a negative number."""
         values = {symbol: sympy.Integer(sizes[name] // unit) for name, symbol, unit in self.symbols}
         try:
-            here = evaluated(self.expression, values)
-            return here if isinstance(here, bool) else all(map(self._holds_on_every_rank, sympy.And.make_args(here)))
+            return all(self._holds_on_every_rank(part, values) for part in sympy.And.make_args(self.expression))
         except (ArithmeticError, ValueError):
             return False
 
-    def _holds_on_every_rank(self, part: sympy.Basic) -> bool:
+    def _holds_on_every_rank(self, part: sympy.Basic, values: Mapping[sympy.Symbol, sympy.Integer]) -> bool:
         """Whether a part of the condition holds for all coordinates on the axes that it names. Checking part by part takes as many
         evaluations as the sum of the axes' sizes, not their product, if each part names one axis."""
         named = [(symbol, count) for _, symbol, count in self.ranks if symbol in part.free_symbols]
         every = itertools.product(*(map(sympy.Integer, range(1, count + 1)) for _, count in named))
-        return all(evaluated(part, dict(zip((symbol for symbol, _ in named), numbers, strict=True))) for numbers in every)
+        return all(evaluated(part, {**values, **dict(zip((symbol for symbol, _ in named), numbers, strict=True))}) for numbers in every)
 
     @property
     def condition(self) -> str:

@@ -38,14 +38,11 @@ from fxshard.solver.solve import solve_within
 Allowed = Mapping[int, BoolArray]
 """Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""
 
-REGIONS = (100,)
+REGION = 100
 """Nodes of a region."""
 
 REGION_WORK = 300_000_000
 """Table entries that its solve may touch: half a second."""
-
-FAR = 1e-3
-"""Relative gap with which a region does not do: what changed is felt far beyond it."""
 
 FIRST_PAIRS = 4
 """Pairs of sweeps with which going on from the first messages begins, before what cannot be in a better plan is left out."""
@@ -113,10 +110,10 @@ class Session:
         problem: PlacementProblem,
         budget: Budget | None = None,
         start: Sequence[int] | None = None,
-        regions: Sequence[int] = REGIONS,
+        region: int = REGION,
     ) -> None:
-        """Solves `problem`; errors as `solve`. budget: None: without a limit. regions: the sizes to try, in nodes."""
-        self.problem, self._regions = problem, regions
+        """Solves `problem`; errors as `solve`. budget: None: without a limit. region: of so many nodes a question is asked first."""
+        self.problem, self._region = problem, region
         self._budget = Budget() if budget is None else budget
         self._root_of: Callable[[], _Root] | None = None
         self.solution = solve_within(problem, self._budget, start, self._keep)
@@ -163,14 +160,9 @@ class Session:
         """What follows from the first solve, None where that is no plan."""
         if len(root.relaxation.model.limits):
             return self._within(root, allowed, gap, budget.part(WITHIN_WORK))
-        best = None
-        for size in self._regions:
-            if 2 * size > len(self.problem):  # solving all of it is as fast
-                break
-            found = self._around(root, allowed, root.proven.near(allowed, size), budget.part(REGION_WORK))
-            best = found if best is None or (found is not None and found.gap < best.gap) else best
-            if best is not None and (best.gap <= gap or best.gap > FAR):
-                break
+        if 2 * self._region > len(self.problem):  # solving all of it is as fast
+            return None
+        best = self._around(root, allowed, root.proven.near(allowed, self._region), budget.part(REGION_WORK))
         if best is None or best.gap <= gap:
             return best
         found = self._further(root, allowed, best, ASKED * gap, budget.part(FURTHER_WORK))

@@ -82,7 +82,7 @@ def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Dec
     kept = {}
     for value in modes.times.values:
         crossing = modes.crossing(value)
-        again = [r for r in modes.redone_readers(value) if modes.block[r].name in redone]
+        again = [r for r in modes.recomputed_readers(value) if modes.block[r].name in redone]
         if crossing is None or not (crossing.late or again) or producer(value)[0].name in again_nodes:
             continue
         kept[value.name] = draw.choice([x for x in input_layouts(value, annotated.mesh) if not x.has_partial])

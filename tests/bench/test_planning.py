@@ -27,7 +27,7 @@ def test_plan_is_that_of_the_public_name() -> None:
 
 def test_lowering_pass_by_pass() -> None:
     stages = child.ours("llama", 1, "dp=2,tp=2", "h100", None, lower=True).stages
-    assert [s.name for s in stages[-5:]] == ["lower", "share", "schedule", "chunk", "bucket"]
+    assert [s.name for s in stages[-4:]] == ["lower", "schedule", "chunk", "bucket"]
 
 
 @pytest.mark.parametrize("kind", child.KINDS)

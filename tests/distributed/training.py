@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -115,10 +116,15 @@ def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
 
 
 def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
-    """This process is one of the ranks; what it issues is what the program says, one for one."""
-    graph, mesh = trace(model, args, kwargs), parse_mesh(case.mesh)
-    plan = plan_of(case, graph)
-    dropped = unread(graph, plan)
+    """This process is one of the ranks; what it issues is what the program says, one for one. The first rank plans for all."""
+    mesh = parse_mesh(case.mesh)
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        graph = trace(model, args, kwargs)
+        plan = plan_of(case, graph)
+        found = [plan.to_json(), unread(graph, plan)]
+    dist.broadcast_object_list(found)
+    plan, dropped = ShardingPlan.from_json(found[0]), found[1]
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names)
     parallelize(model, args, device_mesh, plan, example_kwargs=kwargs, compiler=case.compiler)
     with record_collectives() as issued:

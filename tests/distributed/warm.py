@@ -1,6 +1,7 @@
-"""What every rank would do first: importing this imports torch, the compiler and all of fxshard, and has the solver's loops loaded.
+"""What every rank would do first: importing this imports torch, the compiler and all of fxshard, and has a small model trained once.
 
-The processes of ranks are forks of one server that has imported this. Nothing here starts a thread, which a fork would not have.
+The processes of ranks are forks of one server that has imported this: what torch imports late, and finds out about the C++ compiler,
+is done once. Nothing here leaves a thread, which a fork would not have, nor anything that a test could tell from a fresh process.
 """
 
 from __future__ import annotations
@@ -8,9 +9,16 @@ from __future__ import annotations
 from importlib import import_module
 
 import torch
+import torch._inductor.config as inductor
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
 from tqdm import tqdm
 
+import fxshard
 from fxshard.solver import warm_up
+from tests.rare_collections import collect_rarely
 
 MODULES = (
     "torch._inductor.compile_fx",
@@ -19,11 +27,32 @@ MODULES = (
     "fxshard.api",
     "fxshard.runtime.backend.backend",
     "fxshard.runtime.exported",
+    "transformers.models.llama.modeling_llama",
 )
 
+
+def train_once() -> None:
+    """One step on the first of two ranks without the other, by Inductor in this thread, and one under ``torch.compile``."""
+    dist.init_process_group("fake", rank=0, world_size=2)
+    try:
+        mesh, x = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), torch.ones(4, 8)
+        with inductor.patch(compile_threads=1):
+            model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+            fxshard.parallelize(model, (x,), mesh, pins={"0.weight": "S(0)"}, timeout=60.0)
+            model(x).sum().backward()
+        options = {"mesh": mesh, "compiler": "eager", "timeout": 60.0}
+        torch.compile(nn.Linear(8, 8), backend="fxshard", options=options)(x).sum().backward()
+    finally:
+        dist.destroy_process_group()
+        torch._dynamo.reset()
+        counters.clear()
+
+
 torch.set_num_threads(1)
+collect_rarely()
 tqdm.monitor_interval, interval = 0, tqdm.monitor_interval  # its monitor is a thread
 for name in MODULES:
     import_module(name)
 warm_up()
+train_once()
 tqdm.monitor_interval = interval

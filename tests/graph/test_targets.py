@@ -12,7 +12,7 @@ from torch import fx
 
 from fxshard._torch_compat.nodes import NodeMaker
 from fxshard.graph.targets import cached_by_target, name_of, target_id
-from fxshard.passes.lowering.local_graph import begun
+from fxshard.passes.lowering.local_graph import call_prefix
 
 aten = torch.ops.aten
 
@@ -55,6 +55,6 @@ def test_calls_have_the_names_that_fx_would_give(target: Callable[..., Any]) -> 
     taken = f"{fx.Graph().create_node('call_function', target).name}_2"
     given = [graph.placeholder(taken) for graph in (mine, theirs)]
     new = NodeMaker(mine)
-    made = [new("call_function", target, (given[0],), {"k": given[0]}, begun(target)) for _ in range(4)]
+    made = [new("call_function", target, (given[0],), {"k": given[0]}, call_prefix(target)) for _ in range(4)]
     assert [n.name for n in made] == [theirs.create_node("call_function", target).name for _ in range(4)]
     assert set(given[0].users) == set(made) and made[0].args == (given[0],) and made[0].kwargs == {"k": given[0]}

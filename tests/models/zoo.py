@@ -72,12 +72,20 @@ def cnn(batch: int = 8) -> Case:
     return CNN(), (torch.randn(batch, 3, 8, 8), torch.randint(0, 10, (batch,))), {}
 
 
-def gpt2(batch: int = 2, vocabulary: int = 50257) -> Case:
+def gpt2(batch: int = 2, vocabulary: int = 50257, layers: int = 2) -> Case:
     """Tied embeddings and the real vocabulary, which no mesh divides."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=vocabulary, n_positions=16, n_embd=8, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False
+        vocab_size=vocabulary,
+        n_positions=16,
+        n_embd=8,
+        n_layer=layers,
+        n_head=4,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        use_cache=False,
     )
     return NextToken(GPT2LMHeadModel(config)), (torch.randint(0, vocabulary, (batch, 8)),), {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,11 +71,14 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
     "perceptron": (lambda: Perceptron().double(), perceptron, (BATCH,)),
     "flattened": (lambda: Flattened().double(), boxes, (BOTH,)),
     "llama": (lambda: Llama.small().double(), tokens, (BOTH, BOTH)),
+    "one layer": (lambda: Llama.small(layers=1).double(), tokens, (BOTH, BOTH)),
 }
 """Name -> (model, arguments for a batch and a length, dynamic dims)."""
 
 
+@lru_cache(maxsize=4)
 def traced(name: str, batch: int, seq: int, *, dynamic: bool = True, uneven: bool = False) -> tuple[nn.Module, PlanningGraph]:
+    """The model and its graph, which tests share: neither is changed by what is done with them."""
     model, arguments, dims = CASES[name]
     torch.manual_seed(0)
     made, args = model(), arguments(batch, seq)

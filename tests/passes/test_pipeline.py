@@ -30,7 +30,7 @@ def files(folder: Path) -> list[str]:
 
 def test_records_name_time_and_tell_what_each_pass_made() -> None:
     state = run((*PLANNING, *LOWERING), Compilation(MESH, Request(*model())))
-    assert [r.name for r in state.records] == [*NAMES, "lower", "share", "schedule", "chunk", "bucket"]
+    assert [r.name for r in state.records] == [*NAMES, "lower", "schedule", "chunk", "bucket"]
     assert all(r.milliseconds > 0 and r.made for r in state.records)
     made = {r.name: r.made for r in state.records}
     assert state.graph is not None and state.plan is not None and state.program is not None

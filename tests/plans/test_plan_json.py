@@ -145,7 +145,7 @@ def test_steps_through_folded_layouts_are_written() -> None:
 
 
 @given(plans())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_roundtrip(plan: ShardingPlan) -> None:
     text = dumps(plan)
     again = ShardingPlan.from_json(text)

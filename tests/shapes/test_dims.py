@@ -84,11 +84,18 @@ def test_what_cannot_be(given: object, said: str) -> None:
         found(given, TOKENS, pair=(MASK,))
 
 
+def test_ranges_on_the_command_line() -> None:
+    dims = found(parse_dynamic(["tokens:0=batch<=64,1=2<=seq; mask:0=batch"]), TOKENS, mask=MASK)
+    assert [(dim.name, dim.least, dim.most) for dim in dims] == [("batch", 1, 64), ("seq", 2, None)]
+
+
 def test_texts_of_the_command_line() -> None:
     assert parse_dynamic([]) is None
     assert parse_sizes("batch=4, seq=8192") == {"batch": 4, "seq": 8192}
     for text in ("args[0]", "args[0]:batch", ":0=b", "args[0]:0=1"):
         with pytest.raises(OptionError, match="cannot read"):
             parse_dynamic([text])
+    with pytest.raises(OptionError, match="the range of b goes from 8 to 4"):
+        parse_dynamic(["x:0=8<=b<=4"])
     with pytest.raises(OptionError, match="cannot read 'batch'"):
         parse_sizes("batch")

@@ -42,7 +42,7 @@ def some_allowed(problem: PlacementProblem, seed: int) -> dict[int, BoolArray]:
 @settings(max_examples=40, suppress_health_check=SLOW)
 def test_again(problem: PlacementProblem, seeds: list[int]) -> None:
     try:
-        session = Session(problem, regions=(1, 2, 4))
+        session = Session(problem, region=2)
     except InfeasibleError:
         assume(False)
     for seed in seeds:
@@ -69,7 +69,7 @@ def test_what_no_region_answers_goes_on_from_the_first_messages() -> None:
     gone_on = 0
     for seed in range(8):
         problem = grid(3, 3, 3, seed, transfers=True, integers=seed % 2 == 0)
-        session = Session(problem, regions=(2,))
+        session = Session(problem, region=2)
         for node in range(len(problem)):
             allowed = {node: np.arange(3) != session.solution.choices[node]}
             true = brute_force(narrowed(problem, allowed))
@@ -150,7 +150,7 @@ def test_what_is_surrounded_costs_what_it_does_in_the_whole(problem: PlacementPr
 def test_a_long_chain_is_answered_from_a_region() -> None:
     """Numbers that a region alone can give, the whole being much larger than it."""
     problem, costs, prices = _long_chain(400)
-    session = Session(problem, regions=(30,))
+    session = Session(problem, region=30)
     for node in (0, 57, 399):
         for state in range(4):
             found = session.again({node: np.arange(4) == state})

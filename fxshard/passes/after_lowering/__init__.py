@@ -1,5 +1,5 @@
-"""Passes on programs, each of which can be left out: share, schedule, chunk and bucket.
+"""Optional passes on programs: schedule, chunk and bucket.
 
-In: a ``ShardedProgram``; out: one that computes the same, in less predicted time.
-Read optimise.py, which runs them; the ``cut_*`` files and follow_cut.py serve chunk.py.
+In: a ``ShardedProgram``. Out: an equivalent program with less predicted time. Read optimise.py, which runs them; the ``cut_*`` files and
+follow_cut.py belong to chunk.py.
 """

@@ -1,9 +1,9 @@
-"""bucket: small collectives of one kind, axis and dtype become one, where packing them costs less than what starting them takes.
+"""bucket: merges small collectives of one kind, axis and dtype where packing costs less than launching them separately.
 
-Members may join if none waits for another: either they are issued where the last of them stood and nobody reads any of them before
-(gradients), or where the first stood and the others' inputs are there already (parameters). What each rank sends stays the same,
-and so do the numbers: the buffers lie side by side, rank by rank. A collective whose buffer takes longer to pack and unpack than
-a launch and its hops stays alone.
+Collectives can merge if none depends on another. The merged one is issued at the last member if nobody reads a result before (gradients),
+or at the first member if the inputs of the others are available there (parameters). Each rank sends the same bytes, and results are
+unchanged: the buffers are concatenated rank by rank. A collective that takes longer to pack and unpack than a launch and its hops is not
+merged.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ REDUCING = ("all_reduce", "reduce_scatter")
 
 @dataclass
 class Bucket:
-    """Numbers of the collectives that become one; ``early``: where the first of them stands, else where the last one does."""
+    """Numbers of the collectives to merge; ``early``: issue at the first member, else at the last."""
 
     members: list[int]
     early: bool = False
 
 
 def bucket(program: ShardedProgram) -> ShardedProgram:
-    """The program with its buckets; the same on all ranks."""
+    """The program with merged collectives; the same on all ranks."""
     found = [b for b in buckets(program) if len(b.members) > 1]
     if not found:
         return program
     modules = {}
     for size_class, module in program.modules.items():
         copy = copied(module)
-        _fill(copy.graph, found)
+        _insert(copy.graph, found)
         modules[size_class] = copy
     joined = {k: b for b in found for k in b.members}
     issued = []
@@ -53,15 +53,15 @@ def bucket(program: ShardedProgram) -> ShardedProgram:
     places = {b.members[0] if b.early else b.members[-1]: b for b in found}
     for k, one in enumerate(program.collectives):
         if k in places:
-            issued.append(_together([program.collectives[m] for m in places[k].members]))
+            issued.append(_merged_record([program.collectives[m] for m in places[k].members]))
         elif k not in joined:
             issued.append(one)
     named = [replace(c, node=name) for c, name in zip(issued, names, strict=True)]
     return program.with_modules(modules, named)
 
 
-def _together(parts: Sequence[ProgramCollective]) -> ProgramCollective:
-    """What is issued for ``parts``: their bytes, all that they serve, one buffer."""
+def _merged_record(parts: Sequence[ProgramCollective]) -> ProgramCollective:
+    """The record of the merged collective: the sum of bytes, everything that ``parts`` serve, one buffer."""
     first = parts[0]
     return replace(
         first,
@@ -72,40 +72,40 @@ def _together(parts: Sequence[ProgramCollective]) -> ProgramCollective:
 
 
 def buckets(program: ShardedProgram) -> list[Bucket]:
-    """Which collectives to join, found on the first rank's graph and possible on all."""
+    """The collectives to merge, chosen on the first rank's graph such that all ranks can merge them."""
     graphs = [_Collectives([n for n in module.graph.nodes if is_collective(n)]) for module in program.modules.values()]
     reference = program.first.graph
     first = forward_nodes(program, reference)
-    began = _began(reference, program.mesh)
-    open_: dict[Any, Bucket] = {}
+    began = _compute_before(reference, program.mesh)
+    current: dict[Any, Bucket] = {}
     found: list[Bucket] = []
     for k, node in enumerate(n for n in reference.nodes if is_collective(n)):
         one = program.collectives[k]
-        if not _worth(program, one):
+        if not _is_worth_merging(program, one):
             continue
         key = (node in first, one.kind, one.axis, one.dtype, node.args[1] if one.kind in REDUCING else None)
-        into = open_.get(key)
+        into = current.get(key)
         if into is None or _is_full(program, into) or not _join(program, graphs, into, k, began):
-            open_[key] = Bucket([k])
-            found.append(open_[key])
+            current[key] = Bucket([k])
+            found.append(current[key])
     return found
 
 
-def _worth(program: ShardedProgram, one: ProgramCollective) -> bool:
-    """Whether a collective costs more to start than to pack and, where its result lies in pieces, to unpack."""
+def _is_worth_merging(program: ShardedProgram, one: ProgramCollective) -> bool:
+    """Whether a collective costs more to launch than to pack and, if its result is in pieces, unpack."""
     axis = program.mesh.axis(one.axis)
     return packing_time(one.kind, axis, one.bytes, program.mesh) < collective_time(one.kind, axis, 0, program.mesh)
 
 
 def _is_full(program: ShardedProgram, into: Bucket) -> bool:
-    """Whether to send on what is there: another start is little beside the time that it takes."""
+    """Whether the bucket takes so long to send that another launch hardly matters."""
     first, mesh = program.collectives[into.members[0]], program.mesh
     axis, sent = mesh.axis(first.axis), sum(program.collectives[m].bytes for m in into.members)
     return collective_time(first.kind, axis, sent, mesh) > FULL_BUCKET_LATENCIES * collective_time(first.kind, axis, 0, mesh)
 
 
-def _began(graph: fx.Graph, mesh: Mesh) -> list[float]:
-    """For each collective the microseconds that were computed before it."""
+def _compute_before(graph: fx.Graph, mesh: Mesh) -> list[float]:
+    """For each collective, the microseconds of compute before it."""
     clock, found = 0.0, []
     for node in graph.nodes:
         if is_collective(node):
@@ -116,8 +116,8 @@ def _began(graph: fx.Graph, mesh: Mesh) -> list[float]:
 
 
 def _delays(program: ShardedProgram, into: Bucket, k: int, early: bool, began: Sequence[float]) -> bool:
-    """Whether waiting for the ``k``-th, until it has arrived and before that to begin, may keep more from running beside compute than a
-    start takes."""
+    """Whether waiting for the ``k``-th collective (for its issue, unless ``early``, and for its arrival) may expose more communication than
+    a launch takes."""
     one, mesh = program.collectives[k], program.mesh
     axis = mesh.axis(one.axis)
     start = collective_time(one.kind, axis, 0, mesh)
@@ -126,9 +126,9 @@ def _delays(program: ShardedProgram, into: Bucket, k: int, early: bool, began: S
 
 
 def _join(program: ShardedProgram, graphs: Sequence[_Collectives], into: Bucket, k: int, began: Sequence[float]) -> bool:
-    """Adds the ``k``-th collective to a bucket if that can be on all ranks, and is a gain."""
+    """Adds the ``k``-th collective to a bucket if all ranks can and it saves time."""
     taken = {pair for m in into.members for pair in program.collectives[m].serves}
-    if taken & set(program.collectives[k].serves):  # parts of one step, cut apart on purpose
+    if taken & set(program.collectives[k].serves):  # pieces of one step that chunk separated
         return False
     members = [*into.members, k]
     for early in (False, True):
@@ -144,17 +144,17 @@ def _join(program: ShardedProgram, graphs: Sequence[_Collectives], into: Bucket,
 
 @dataclass(frozen=True)
 class _Collectives:
-    """Those of a local graph, by number: whether they may move; of two nodes the one that stands first is less."""
+    """The collectives of a local graph, by number, and where they may move. Nodes compare by their position in the graph."""
 
     nodes: Sequence[fx.Node]
 
     def may_be_late(self, members: Sequence[int]) -> bool:
-        """Nobody reads one before the last begins."""
+        """Whether nobody reads a member's result before the last one is issued."""
         last, readers = self.nodes[members[-1]], [_readers(self.nodes[m]) for m in members]
         return all(readers) and all(last < reader for found in readers for reader in found)
 
     def may_be_early(self, members: Sequence[int]) -> bool:
-        """What they send is there when the first begins, but for packing."""
+        """Whether the inputs of all members, up to packing, are available when the first is issued."""
         if not all(_readers(self.nodes[m]) for m in members):
             return False
         start = self.nodes[members[0]]
@@ -170,19 +170,19 @@ class _Collectives:
 
 
 def _readers(collective: fx.Node) -> list[fx.Node]:
-    """Who reads what it brings."""
+    """The nodes that read the received tensor."""
     return [reader for wait in collective.users for reader in wait.users]
 
 
-def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
-    """Puts the buckets into a local graph."""
+def _insert(graph: fx.Graph, found: Sequence[Bucket]) -> None:
+    """Inserts the buckets into a local graph."""
     nodes = [n for n in graph.nodes if is_collective(n)]
     for one in found:
         members = [nodes[k] for k in one.members]
         reader = min(reader for m in members for reader in _readers(m))
         start = members[0] if one.early else members[-1]
         if one.early:
-            _bring(members, start)
+            _move_packing(members, start)
         kind, ranks = KINDS[start.target], _ranks(start)
         buffers = [m.all_input_nodes[0] for m in members]
         emit = Emitter(graph, start)
@@ -193,8 +193,8 @@ def _fill(graph: fx.Graph, found: Sequence[Bucket]) -> None:
         _unpack(graph, reader, joined, members, kind)
 
 
-def _bring(members: Sequence[fx.Node], start: fx.Node) -> None:
-    """What members are packed with goes before ``start``."""
+def _move_packing(members: Sequence[fx.Node], start: fx.Node) -> None:
+    """Moves the packing of later members in front of ``start``."""
     late, todo = set[fx.Node](), [n for m in members[1:] for n in m.all_input_nodes]
     while todo:
         node = todo.pop()
@@ -206,7 +206,7 @@ def _bring(members: Sequence[fx.Node], start: fx.Node) -> None:
 
 
 def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence[fx.Node], kind: str) -> None:
-    """One wait before the first reader, and for each member its own part of what arrived."""
+    """Emits one wait before the first reader, and each member's part of the received buffer."""
     emit = Emitter(graph, reader, turn=joined.meta.get("turn", 0))
     arrived = emit(torch.ops._c10d_functional.wait_tensor.default, joined)
     rows = _rows(kind, members[0])
@@ -230,17 +230,17 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _ranks(node: fx.Node) -> int:
-    """Into how many parts, one a rank, a buffer is cut that is handed in; 0 where it is handed in whole."""
+    """The number of per-rank parts of the input buffer; 0 if it is not divided by rank."""
     kind = KINDS[node.target]
     return int(node.args[2]) if kind == "reduce_scatter" else len(node.args[1]) if kind == "all_to_all" else 0
 
 
 def _rows(kind: str, node: fx.Node) -> int:
-    """Into how many parts, one a rank, the result is cut."""
+    """The number of per-rank parts of the result."""
     return int(node.args[1]) if kind == "all_gather" else len(node.args[1]) if kind == "all_to_all" else 1
 
 
 def _packed_shape(kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Of the buffer that is handed in; dim 0 of those of an all-to-all counts ranks."""
+    """Shape of the merged input buffer; dim 0 counts ranks for an all-to-all."""
     total = sum(map(math.prod, shapes))
     return (shapes[0][0], total // shapes[0][0]) if kind == "all_to_all" else (total,)

@@ -1,4 +1,4 @@
-"""Which operators around a collective can run piecewise when it is cut: those that make what it sends, those that read what it brings."""
+"""Finds the operators around a collective that can run piecewise: those that compute its input and those that read its result."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import fx
 
 from fxshard.graph.planning_graph import operands
-from fxshard.passes.after_lowering.follow_cut import Cut, made, read, united
+from fxshard.passes.after_lowering.follow_cut import Cut, made, merged, read
 from fxshard.passes.after_lowering.forward_backward import by_order, forward_nodes
 from fxshard.passes.after_lowering.schedule import is_light
 from fxshard.program.sharded_program import KINDS, ShardedProgram
 
 PRODUCT = torch.ops.fxshard.einsum.default
-"""What stands for every matrix product."""
+"""The operator that stands for every matrix product."""
 
 Cuts = Mapping[fx.Node, Cut]
 
 
 @dataclass(frozen=True)
 class Halves:
-    """Of a local graph: what runs in the forward, to which what is put in there is added, and the tangents where their first reader says
-    where the backward begins."""
+    """The nodes of a local graph that run in the forward, including any inserted there later. ``tangents``: if the graph's order decides
+    where the backward begins, the tangents, whose first reader marks it."""
 
     first: set[fx.Node]
     tangents: frozenset[fx.Node] = frozenset()
@@ -36,38 +36,38 @@ class Halves:
         return cls(forward_nodes(program, graph), frozenset(late))
 
     def together(self, a: fx.Node, b: fx.Node) -> bool:
-        """Whether ``a`` may run where ``b`` does."""
+        """Whether ``a`` may run next to ``b``."""
         return (a in self.first) == (b in self.first) and self.tangents.isdisjoint(a.all_input_nodes)
 
 
-def ends(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | None:
-    """The cuts of what a collective takes and gives, ``count`` pieces along a dim of its buffer; None where that has too few elements.
+def collective_cuts(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | None:
+    """The cuts of a collective's input and result into ``count`` pieces along a dim of its buffer; None if the dim has too few elements.
 
-    Where the dim has a block a rank, each piece has a part of every block.
+    If the dim has a block per rank, each piece has a part of every block.
     """
     kind, size = KINDS[node.target], node.all_input_nodes[0].meta["val"].shape[dim]
     ranks = next((a for a in node.args[1:] if isinstance(a, int)), 1)
-    if kind == "all_to_all" and dim == 0:  # its elements are blocks
+    if kind == "all_to_all" and dim == 0:  # dim 0 counts blocks
         return None
     sent, arrived = (ranks if kind == own and dim == 0 else 1 for own in ("reduce_scatter", "all_gather"))
-    return None if size // sent < count else _ends(dim, size // sent, count, sent, arrived)
+    return None if size // sent < count else _collective_cuts(dim, size // sent, count, sent, arrived)
 
 
 @lru_cache(maxsize=256)
-def _ends(dim: int, size: int, count: int, sent: int, arrived: int) -> tuple[Cut, Cut]:
-    """The same cuts for all collectives that are alike."""
+def _collective_cuts(dim: int, size: int, count: int, sent: int, arrived: int) -> tuple[Cut, Cut]:
+    """The same cuts, cached for equal collectives."""
     labels = (torch.arange(size) * count // size).to(torch.int16)
     return Cut(dim, labels.repeat(sent)), Cut(dim, labels.repeat(arrived))
 
 
-def makers(collective: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
-    """Operators up to products, read by nobody else, that make what a collective sends when that is cut; none without a product."""
+def producers(collective: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
+    """The operators, back to matrix products, that only serve to compute a collective's input, with their cuts; empty without a product."""
     (buffer,) = collective.all_input_nodes
     asked: dict[fx.Node, Cut | None] = {buffer: cut}
     found: dict[fx.Node, Cut] = {}
     todo = {buffer}
     while todo:
-        node = max(todo)  # the last one: all that read it were looked at
+        node = max(todo)  # the last one: all its readers have been visited
         todo.remove(node)
         whole = asked[node]
         reads = None if whole is None or node.op != "call_function" else read(node, whole)
@@ -83,12 +83,12 @@ def makers(collective: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
                 asked[operand] = own
             else:
                 before = asked[operand]
-                asked[operand] = None if before is None or own is None else united(before, own)
+                asked[operand] = None if before is None or own is None else merged(before, own)
     return _led_by_products(found, count) if _agrees(found) else {}
 
 
 def _agrees(found: Cuts) -> bool:
-    """Whether each reads of the others just what they make, but for what cuts out a part."""
+    """Whether every operator reads exactly the pieces that its operands produce; slices may read less."""
     for node, cut in found.items():
         reads = read(node, cut) if node.target not in (PRODUCT, torch.ops.aten.slice.Tensor) else None
         if any(own is not None and o in found and not found[o].same(own) for o, own in zip(operands(node), reads or (), strict=False)):
@@ -97,7 +97,7 @@ def _agrees(found: Cuts) -> bool:
 
 
 def _led_by_products(found: Cuts, count: int) -> Cuts:
-    """Those that read a product, however far; none if a product would have an empty piece."""
+    """The nodes that depend on a product; empty if a product would have an empty piece."""
     kept: dict[fx.Node, Cut] = {}
     for node in sorted(found):
         if node.target is PRODUCT or any(o in kept for o in operands(node)):
@@ -110,9 +110,10 @@ def _full(cuts: Cuts, count: int) -> bool:
 
 
 def readers(wait: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
-    """Products, and the light operators before them, that can run on pieces of what arrives, and the wait itself; none without a product.
+    """The products, and the light operators before them, that can run on pieces of the result, and the wait itself; empty without a
+    product.
 
-    Products run piecewise where the first of them stands; operators for which something is not there yet by then are left as they are.
+    Products run piecewise at the position of the first of them; operators with an operand that is not yet available there are left out.
     """
     found: dict[fx.Node, Cut] = {wait: cut}
     products: list[fx.Node] = []
@@ -123,7 +124,7 @@ def readers(wait: fx.Node, cut: Cut, count: int, halves: Halves) -> Cuts:
         if not (node.target is PRODUCT or is_light(node)) or not halves.together(node, wait):
             continue
         if products and any(o in products or (o not in found and not o < products[0]) for o in operands(node)):
-            continue  # not there yet where products run
+            continue  # not yet available where the products run
         own = made(node, {o: found[o] for o in operands(node) if o in found})
         if own is None:
             continue

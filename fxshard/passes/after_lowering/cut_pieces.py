@@ -1,4 +1,4 @@
-"""Emits operators once for each piece of a cut (``passes.follow``), and puts pieces together again."""
+"""Emits an operator once for each piece of a cut (``follow_cut``), and joins pieces."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ aten = torch.ops.aten
 
 
 class Pieces:
-    """Pieces of the nodes in ``cuts``, made where they are asked for first; ``arriving``: for the wait of a collective that was cut, the
-    collectives of its pieces."""
+    """The pieces of the nodes in ``cuts``, emitted on first use; ``arriving``: for the wait of a cut collective, the collectives of its
+    pieces."""
 
     def __init__(self, cuts: Mapping[fx.Node, Cut], arriving: Mapping[fx.Node, Sequence[fx.Node]] | None = None) -> None:
         self.cuts, self.arriving = cuts, arriving or {}
         self.done: dict[tuple[fx.Node, int], fx.Node] = {}
 
     def __call__(self, emit: Emitter, node: fx.Node, cut: Cut, piece: int) -> fx.Node:
-        """One piece: made anew of pieces of the operands, or cut out where the node is not among ``cuts``."""
+        """One piece: computed from pieces of the operands, or sliced if the node is not among ``cuts``."""
         if node not in self.cuts:
             return part(emit, node, cut, piece)
         if (node, piece) not in self.done:
@@ -38,7 +38,7 @@ class Pieces:
         return self.done[node, piece]
 
     def whole(self, emit: Emitter, node: fx.Node) -> fx.Node:
-        """All pieces in their places."""
+        """Joins all pieces in their places."""
         cut = self.cuts[node]
         ends, parts = [0] * (max(k for k, _, _ in cut.runs) + 1), []
         for k, _, length in cut.runs:
@@ -97,7 +97,8 @@ def _padded(emit: Emitter, node: fx.Node, cut: Cut, piece: int, x: fx.Node) -> f
 
 
 def part(emit: Emitter, node: fx.Node, cut: Cut, piece: int) -> fx.Node:
-    """A piece of what is there whole. Where it lies apart in more than two dims it is copied here: products merge dims of what is dense."""
+    """A piece of a whole tensor. It is copied if it would be non-contiguous in more than two dims: matrix products merge the dims of dense
+    operands."""
     parts = [_slice(emit, node, cut.dim, start, length) for k, start, length in cut.runs if k == piece]
     if len(parts) != 1:
         return emit(aten.cat.default, parts, cut.dim) if parts else _slice(emit, node, cut.dim, 0, 0)

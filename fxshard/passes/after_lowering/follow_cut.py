@@ -1,9 +1,8 @@
-"""Follows a cut of one dim of a tensor through the operators around it, either way.
+"""Propagates a cut of one dim of a tensor through operators, forwards and backwards.
 
-A cut gives each element of a dim the number of its piece, so that pieces may lie in several places: a shard's part of what is gathered is
-one stretch in each rank's block. What an operator makes of a dim is told by its rule, the same by which plans are made: the outermost
-factor of a dim is the operand's dim that has it too. Only where a dim is sliced, joined or padded, which no rule allows to cut, places
-are reckoned here.
+A cut labels each element of a dim with the number of its piece. Pieces need not be contiguous: in a gathered tensor, a part of every shard
+is one run in each rank's block. Propagation uses the sharding rules: an operand's dim belongs to a dim of the result if both have the same
+outermost factor. Slices, concatenations and paddings of the cut dim, which no sharding rule allows, are computed here.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from fxshard.strategies.tensors.slicing import first_taken
 
 aten = torch.ops.aten
 
-NOBODY = -1
-"""The piece of an element that is in none: it is not read."""
+UNREAD = -1
+"""The label of an element that is in no piece, because nobody reads it."""
 
 RESHAPES = {
     aten.view.default,
@@ -39,21 +38,21 @@ RESHAPES = {
     aten.squeeze.dim,
     aten.squeeze.dims,
 }
-"""Operators that give a tensor another shape: a piece is given the shape of the result's piece."""
+"""Operators that reshape a tensor: a piece is reshaped to the result's piece."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A dim and the number of the piece that each of its elements is in, integers [size of the dim].
+    """A dim and the piece number of each of its elements, integers [size of the dim].
 
-    Cuts are told apart by identity: what is made of one is made once for all operators that are alike.
+    Cuts compare by identity: equal operators share the cuts derived from one.
     """
 
     dim: int
     labels: Tensor
 
     def count(self, piece: int, start: int = 0, stop: int | None = None) -> int:
-        """Elements of a piece among those from ``start`` to ``stop``."""
+        """Number of elements of a piece among those from ``start`` to ``stop``."""
         if start == 0 and stop is None:
             return self._sizes[piece]
         end = len(self.labels) if stop is None else stop
@@ -61,7 +60,7 @@ class Cut:
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
-        """(piece, start, length) of what lies side by side, in order."""
+        """(piece, start, length) of the contiguous runs, in order."""
         pieces, lengths = torch.unique_consecutive(self.labels, return_counts=True)
         starts = lengths.cumsum(0) - lengths
         return list(zip(pieces.tolist(), starts.tolist(), lengths.tolist(), strict=True))
@@ -79,8 +78,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Span:
-    """``length`` steps along a dim of an operand, of ``unit`` elements each from ``start`` on, make those of the result from ``at`` on, of
-    ``made`` elements each; the operand's dim has ``size`` elements."""
+    """A correspondence between a dim of an operand, of ``size`` elements, and a dim of the result: ``length`` steps, in the operand of
+    ``unit`` elements each from ``start`` on, in the result of ``made`` elements each from ``at`` on."""
 
     dim: int
     size: int
@@ -90,15 +89,15 @@ class Span:
     at: int = 0
     made: int = 1
 
-    def back(self, labels: Tensor) -> Tensor | None:
-        """Of the operand's dim, from those of the result's; None if a step is in two pieces."""
+    def operand_labels(self, labels: Tensor) -> Tensor | None:
+        """Labels of the operand's dim from those of the result's; None if a step would be in two pieces."""
         steps = _steps(labels[self.at : self.at + self.length * self.made], self.made)
-        return None if steps is None else _filled(self.size, self.start, steps.repeat_interleave(self.unit))
+        return None if steps is None else _labelled(self.size, self.start, steps.repeat_interleave(self.unit))
 
-    def on(self, labels: Tensor, size: int) -> Tensor | None:
-        """Of a result's dim of ``size``, from those of the operand's."""
+    def result_labels(self, labels: Tensor, size: int) -> Tensor | None:
+        """Labels of the result's dim of ``size`` from those of the operand's."""
         steps = _steps(labels[self.start : self.start + self.length * self.unit], self.unit)
-        return None if steps is None else _filled(size, self.at, steps.repeat_interleave(self.made))
+        return None if steps is None else _labelled(size, self.at, steps.repeat_interleave(self.made))
 
 
 def _steps(labels: Tensor, unit: int) -> Tensor | None:
@@ -106,36 +105,36 @@ def _steps(labels: Tensor, unit: int) -> Tensor | None:
     return grouped[:, 0] if bool((grouped == grouped[:, :1]).all()) else None
 
 
-def _filled(size: int, start: int, labels: Tensor) -> Tensor:
-    found = torch.full((size,), NOBODY, dtype=labels.dtype)
+def _labelled(size: int, start: int, labels: Tensor) -> Tensor:
+    found = torch.full((size,), UNREAD, dtype=labels.dtype)
     found[start : start + len(labels)] = labels
     return found
 
 
-def united(a: Cut, b: Cut) -> Cut | None:
-    """What both ask for; None where they disagree."""
+def merged(a: Cut, b: Cut) -> Cut | None:
+    """A cut that satisfies both; None if they disagree."""
     if a is b:
         return a
-    both = (a.labels != NOBODY) & (b.labels != NOBODY)
+    both = (a.labels != UNREAD) & (b.labels != UNREAD)
     if a.dim != b.dim or bool((a.labels != b.labels)[both].any()):
         return None
     return Cut(a.dim, torch.maximum(a.labels, b.labels))
 
 
 def read(node: fx.Node, cut: Cut) -> tuple[Cut | None, ...] | None:
-    """Of each operand of ``node`` the cut that gives this one of its result, None for an operand that is read whole; None if none does."""
+    """For each operand of ``node``, the cut that yields this cut of the result (None if read whole); None if there is none."""
     call = _followed(node)
     return None if call is None else _read(call, cut)
 
 
 def made(node: fx.Node, given: Mapping[fx.Node, Cut]) -> Cut | None:
-    """The cut of a result of operands that are cut as ``given``, the others being cut to it; None where they do not make one."""
+    """The cut of the result if operands are cut as ``given`` and the others to match; None if it is not a cut."""
     call = _followed(node)
     return None if call is None else _made(call, tuple(map(given.get, operands(node))))
 
 
 def _followed(node: fx.Node) -> Call | None:
-    """The call of an operator whose result may be cut."""
+    """The call of an operator whose result can be cut."""
     if not isinstance(node.target, OpOverload) or not is_tensor(node):
         return None
     call = call_of(node)
@@ -143,43 +142,43 @@ def _followed(node: fx.Node) -> Call | None:
     return call if result is not None and UNKNOWN not in result.shape and call.is_hashable else None
 
 
-KEPT = 1024
-"""What was made of cuts, and is kept for operators that are alike: their labels take the memory."""
+CACHE_SIZE = 1024
+"""Number of cached cuts; their labels take the memory."""
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHE_SIZE)
 def _read(call: Call, cut: Cut) -> tuple[Cut | None, ...] | None:
     found = spans(call, cut.dim)
     if found is None:
         return None
     cuts: list[Cut | None] = []
     for span in found:
-        labels = None if span is None else span.back(cut.labels)
+        labels = None if span is None else span.operand_labels(cut.labels)
         if span is not None and labels is None:
             return None
         cuts.append(None if span is None or labels is None else Cut(span.dim, labels))
     return tuple(cuts)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHE_SIZE)
 def _made(call: Call, given: tuple[Cut | None, ...]) -> Cut | None:
     (result,) = call.outputs
     for dim, size in enumerate(result.shape if result is not None else ()):
         labels = _made_along(call, dim, size, given)
-        if labels is not None and not bool((labels == NOBODY).any()):
+        if labels is not None and not bool((labels == UNREAD).any()):
             return Cut(dim, labels)
     return None
 
 
 def _made_along(call: Call, dim: int, size: int, given: tuple[Cut | None, ...]) -> Tensor | None:
-    labels = torch.full((size,), NOBODY)
+    labels = torch.full((size,), UNREAD)
     for cut, span in zip(given, spans(call, dim) or (), strict=False):
         if cut is None:
             continue
         if span is None or span.dim != cut.dim:
             return None
-        own = span.on(cut.labels, size)
-        whole = None if own is None else united(Cut(dim, labels), Cut(dim, own))
+        own = span.result_labels(cut.labels, size)
+        whole = None if own is None else merged(Cut(dim, labels), Cut(dim, own))
         if whole is None:
             return None
         labels = whole.labels
@@ -187,7 +186,7 @@ def _made_along(call: Call, dim: int, size: int, given: tuple[Cut | None, ...]) 
 
 
 def spans(call: Call, dim: int) -> tuple[Span | None, ...] | None:
-    """For each operand of a call what of it makes a dim of the result, None for one that is read whole; None where no cut is possible."""
+    """For each operand, its correspondence with a dim of the result, None if read whole; None if no cut is possible."""
     along = ALONG.get(call.op)
     return (along(call, dim) if along else None) or _by_rule(call, dim)
 
@@ -195,7 +194,7 @@ def spans(call: Call, dim: int) -> tuple[Span | None, ...] | None:
 def _slice(call: Call, dim: int) -> tuple[Span, ...] | None:
     given: Any = (*call.args[1:], *(0, None, None, 1)[len(call.args) - 1 :])
     shape, (result,) = call.operands[0].shape, call.outputs
-    if result is None or _place(given[0], shape) != dim or given[3] != 1:
+    if result is None or _normalised_dim(given[0], shape) != dim or given[3] != 1:
         return None
     return (Span(dim, shape[dim], result.shape[dim], first_taken(given[1], shape[dim])),)
 
@@ -203,7 +202,7 @@ def _slice(call: Call, dim: int) -> tuple[Span, ...] | None:
 def _cat(call: Call, dim: int) -> tuple[Span, ...] | None:
     along: Any = call.args[1] if len(call.args) > 1 else 0
     shapes = [x.shape for x in call.operands]
-    if _place(along, shapes[0]) != dim or len({len(s) for s in shapes}) > 1:
+    if _normalised_dim(along, shapes[0]) != dim or len({len(s) for s in shapes}) > 1:
         return None
     ends = [sum(s[dim] for s in shapes[:k]) for k in range(len(shapes))]
     return tuple(Span(dim, s[dim], s[dim], at=at) for s, at in zip(shapes, ends, strict=True))
@@ -216,13 +215,13 @@ def _pad(call: Call, dim: int) -> tuple[Span, ...] | None:
 
 
 def padding(call: Call, dim: int) -> tuple[int, int]:
-    """How many elements a ``constant_pad_nd`` adds before and behind a dim."""
+    """Number of elements that a ``constant_pad_nd`` adds before and after a dim."""
     pads: Any = call.args[1]
     place = 2 * (call.operands[0].ndim - 1 - dim)
     return (pads[place], pads[place + 1]) if place < len(pads) else (0, 0)
 
 
-def _place(along: Any, shape: tuple[int, ...]) -> int:
+def _normalised_dim(along: Any, shape: tuple[int, ...]) -> int:
     return int(along) % max(len(shape), 1)
 
 
@@ -233,7 +232,7 @@ ALONG: dict[str, Callable[[Call, int], tuple[Span, ...] | None]] = {
     str(aten.cat.default): _cat,
     str(aten.constant_pad_nd.default): _pad,
 }
-"""Operators that move places along a dim."""
+"""Operators that move elements along a dim."""
 
 
 @lru_cache(maxsize=4096)
@@ -260,7 +259,7 @@ def _by_rule(call: Call, dim: int) -> tuple[Span | None, ...] | None:
 
 @lru_cache(maxsize=4096)
 def _factors(call: Call) -> tuple[Factors, dict[str, Any]] | None:
-    """The factors of an operator that runs on pieces as it is, but for sizes in its arguments."""
+    """The factors of an operator that can run on pieces unchanged, except for sizes in its arguments."""
     entry = lookup(call.op)
     if entry is None or (entry.local is not None and call.op not in _PLAIN):
         return None

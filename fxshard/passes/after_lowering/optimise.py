@@ -1,7 +1,7 @@
-"""The passes after lowering, by name and in order; each takes a program and returns one that computes the same.
+"""The passes after lowering, by name and in order; each turns a program into an equivalent one.
 
-What a pass made is taken only if the cost model's timeline does not grow by it, and if a program planned within a limit on memory still
-keeps to it (or takes no more than before). ``program.effects`` tells of each.
+A pass's result is used only if the predicted timeline is no longer than before and, under a memory limit, the program still keeps it (or
+its peak does not grow). ``program.effects`` records each pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from fxshard.errors import OptionError, a_kind, closest
 from fxshard.passes.after_lowering.bucket import bucket
 from fxshard.passes.after_lowering.chunk import chunk
 from fxshard.passes.after_lowering.schedule import predicted, schedule
-from fxshard.passes.after_lowering.share import share
 from fxshard.passes.after_lowering.storages import with_storages
 from fxshard.passes.lowering.at_sizes import first_where_memory_counts
 from fxshard.program.sharded_program import ShardedProgram
@@ -24,14 +23,14 @@ from fxshard.shapes import Guard, distinct
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
-OPTIMISATIONS: dict[str, Optimisation] = {"share": share, "schedule": schedule, "chunk": chunk, "bucket": bucket}
+OPTIMISATIONS: dict[str, Optimisation] = {"schedule": schedule, "chunk": chunk, "bucket": bucket}
 """In the order in which they run."""
 
-OF_NUMBERS = frozenset({"chunk"})
-"""Passes that need sizes as numbers: programs with dynamic sizes do without."""
+NUMERIC_SIZES_ONLY = frozenset({"chunk"})
+"""Passes that need numeric sizes; they are skipped for programs with dynamic sizes."""
 
-LONGER = 1e-9
-"""Relative: sums of many floats differ by their order."""
+TIME_TOLERANCE = 1e-9
+"""Relative tolerance: sums of many floats depend on their order."""
 
 
 def check_without(names: Sequence[str]) -> tuple[str, ...]:
@@ -46,28 +45,28 @@ def check_without(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
-    """``program`` after the pass of that name, or as it was where that was no gain; either way its effect is noted."""
+    """``program`` after the named pass, or unchanged if that was no gain; records the effect in either case."""
     before = predicted(program)
-    if program.sizes and name in OF_NUMBERS:
+    if program.sizes and name in NUMERIC_SIZES_ONLY:
         counts = len(program.collectives), len(program.collectives)
         effect = PassEffect(name, before, before, counts, "it cuts by numbers, and the program's sizes are symbols")
         return program.after_pass(effect, program.guards)
     with oblivious() if program.sizes else contextlib.nullcontext():
         made = OPTIMISATIONS[name](program)
     after = before if made is program else predicted(made)
-    reason = _refused(program, made, before, after)
+    reason = _reason_against(program, made, before, after)
     counts = len(program.collectives), len(made.collectives)
     effect = PassEffect(name, before, after, counts, reason)
     return (program if reason else made).after_pass(effect, _guards(program))
 
 
 def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
-    """Those of the program, and what passes have taken for granted of its symbols since."""
+    """The program's guards, with those that passes have added on its symbols since."""
     return distinct((*program.guards, *program.noted_guards()))
 
 
-def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:
-    if after.total > before.total * (1 + LONGER):
+def _reason_against(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:
+    if after.total > before.total * (1 + TIME_TOLERANCE):
         return f"it would take {after.total - before.total:.3g} us longer"
     limit = program.plan.memory_limit
     if limit is not None and made is not program and (peak := _peak(made)) > limit and peak > _peak(program):
@@ -76,8 +75,8 @@ def _refused(program: ShardedProgram, made: ShardedProgram, before: Timeline, af
 
 
 def _peak(program: ShardedProgram) -> int:
-    """Bytes that the first rank holds at most, its graph run in order, with the optimiser's state that the plan was made with; at the
-    sizes at which the plan's memory counts."""
+    """Peak bytes of the first rank, running its graph in order, with the plan's optimiser state; at the sizes that the plan's memory refers
+    to."""
     graph = with_storages(first_where_memory_counts(program)).graph
     given = {
         n: BoundaryValue(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)

@@ -1,13 +1,14 @@
-"""schedule: collectives begin as early as their inputs allow and are waited for as late as their readers allow.
+"""schedule: issues each collective as early as its inputs allow and waits for it as late as its readers allow.
 
-Each half of a step keeps its operators in their order; two sweeps move what stands around them. From the front, waits and the cutting
-and joining of what arrived go right before the first operator that reads it; from the back, collectives and the packing of
-what they send go right behind what they need. A gather of a parameter needs nothing of the step, so that all of them would begin at
-once and fill the memory: it begins so long before its reader as it takes, queued behind those on its axis, and not earlier; where
-nothing hides (``Hardware.overlap`` is 0) it stays. The last reductions of gradients end behind the last operator.
+Each half of the step keeps its operators in order; two sweeps move collectives and light operators around them. The forward sweep moves
+waits, and the cutting and joining of received tensors, right before the first operator that reads them. The backward sweep moves
+collectives, and the packing of their input, right after the nodes that they need. A gather of a parameter needs nothing from the step; if
+all gathers were issued first, they would fill the memory. So a gather is issued before its reader by its own duration plus that of the
+gathers queued on its axis; if communication cannot be hidden (``Hardware.overlap`` is 0) it stays. The last reductions of gradients end
+after the last operator.
 
-Where a collective goes is decided on the graph of the first rank, as the place in the planning graph before whose node it begins, so that
-all ranks issue the same in the same order.
+The first rank's graph decides. A position is recorded as the place in the planning graph of the next operator, so that all ranks issue the
+same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from fxshard.timeline import Timeline
 aten = torch.ops.aten
 
 LIGHT = {aten.cat.default, aten.stack.default, aten.constant_pad_nd.default, aten.clone.default, aten._to_copy.default, aten.div.Tensor}
-"""What is emitted around collectives, beside views: packing what they send, cutting and joining what arrives."""
+"""Operators emitted around collectives, besides views: they pack the input, and cut and join the result."""
 
 
 @dataclass(frozen=True)
-class Begin:
-    """The ``number``-th collective of a local graph begins before the first operator whose turn is greater than ``turn``."""
+class IssuePoint:
+    """Issue the ``number``-th collective of a local graph before the first operator whose turn is greater than ``turn``."""
 
     number: int
     turn: int
@@ -49,16 +50,16 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
     """The program with its collectives moved; the same ones in the same order on all ranks."""
     reference = program.first.graph
     numbers = {n: k for k, n in enumerate(n for n in reference.nodes if is_collective(n))}
-    forward, first, backward = late = _late(program, reference)
+    forward, first, backward = late = _parts_with_late_waits(program, reference)
     stay = [program.collectives[numbers[n]] for n in first if is_collective(n)]
-    begins = {0: _begins(forward, numbers, program.mesh), 2: _begins(backward, numbers, program.mesh)}
+    begins = {0: _issue_points(forward, numbers, program.mesh), 2: _issue_points(backward, numbers, program.mesh)}
     modules = {}
     for size_class, module in program.modules.items():
         order = []
         collectives = [n for n in module.graph.nodes if is_collective(n)]
-        for k, part in enumerate(late if module.graph is reference else _late(program, module.graph)):
+        for k, part in enumerate(late if module.graph is reference else _parts_with_late_waits(program, module.graph)):
             moves = [(collectives[b.number], b.turn) for b in begins.get(k, ())]
-            order += placed(part, moves) if k in begins else part
+            order += with_collectives_at(part, moves) if k in begins else part
         modules[size_class] = rebuilt(module, order)
     moved = {k: [program.collectives[b.number] for b in found] for k, found in begins.items()}
     return program.with_modules(modules, [*moved[0], *stay, *moved[2]])
@@ -74,10 +75,10 @@ def predicted(program: ShardedProgram) -> Timeline:
 
 
 def parts(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
-    """The calls of the forward, those of the backward up to the first operator, and the others, each in order.
+    """The calls of the forward, those of the backward up to its first operator, and the rest, each in order.
 
-    Where the order tells where the backward begins, those in the middle must stay: one of them is the first to read a tangent. The same
-    collectives are among them in the graphs of all ranks, of which some, whose shards are empty, compute less before the first.
+    If the order decides where the backward begins, the middle part must not move: one of its nodes is the first to read a tangent. It has
+    the same collectives on all ranks, although ranks with empty shards compute less before the first operator.
     """
     first, late = _halves(program, graph)
     if not by_order(program):
@@ -99,14 +100,14 @@ def _until_heavy(late: Sequence[fx.Node]) -> int:
     return next((k + 1 for k, n in enumerate(late) if not (is_collective(n) or is_wait(n) or is_light(n))), len(late))
 
 
-def _late(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
-    """The three parts, what may move in them waited for late."""
+def _parts_with_late_waits(program: ShardedProgram, graph: fx.Graph) -> list[list[fx.Node]]:
+    """The three parts, with waits moved late in the first and last."""
     forward, stay, backward = parts(program, graph)
-    return [waited_late(forward), stay, waited_late(backward)]
+    return [delay_waits(forward), stay, delay_waits(backward)]
 
 
-def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Waits, and light operators on nothing but what was waited for, right before the first other reader."""
+def delay_waits(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Moves waits, and light operators that read only moved nodes, right before their first other reader."""
     put_off: dict[fx.Node, None] = {}
     order: list[fx.Node] = []
     here = set(nodes)
@@ -130,22 +131,23 @@ def waited_late(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return order
 
 
-def _begins(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -> list[Begin]:
-    """Where the collectives among ``nodes`` of the first rank's graph begin, in order."""
+def _issue_points(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -> list[IssuePoint]:
+    """The new positions of the collectives among ``nodes`` of the first rank's graph, in order."""
     turn, found = -1, []
-    for node in begun_early(nodes, mesh):
+    for node in advance_collectives(nodes, mesh):
         if is_collective(node):
-            found.append(Begin(numbers[node], turn))
+            found.append(IssuePoint(numbers[node], turn))
         elif not is_wait(node) and not is_light(node):
             turn = max(turn, node.meta["turn"])
     return found
 
 
-def begun_early(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
-    """Collectives, and light operators that only these read, right behind what they need, or as long before their readers as they take."""
-    left = _PutOff()
+def advance_collectives(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
+    """Moves collectives, and light operators that only these read, right after the nodes that they need, or ahead of their readers by the
+    time that they take."""
+    left = _Pending()
     order: list[fx.Node] = []
-    given = _given(nodes)
+    given = _from_inputs_only(nodes)
 
     def settle(node: fx.Node) -> None:
         if node in left.nodes:
@@ -172,9 +174,9 @@ def begun_early(nodes: Sequence[fx.Node], mesh: Mesh) -> list[fx.Node]:
     return order[::-1]
 
 
-class _PutOff:
-    """``nodes`` that are to begin earlier, and of some the microseconds (``timed``) that are still to be computed behind their beginning;
-    the others, which may be many, begin right behind what they need."""
+class _Pending:
+    """``nodes`` that are still to be moved earlier. ``timed``: for some, the microseconds of compute still to place after them; the others,
+    which may be many, move right after the nodes that they need."""
 
     def __init__(self) -> None:
         self.nodes: dict[fx.Node, None] = {}
@@ -194,7 +196,7 @@ class _PutOff:
             self.untimed[node.args[-1]] -= 1
 
     def queued(self, axis: Any) -> float:
-        """Microseconds for which the collectives on an axis keep it."""
+        """Microseconds for which the pending collectives occupy an axis."""
         if self.untimed[axis]:
             return math.inf
         return sum(time for other, time in self.timed.items() if is_collective(other) and other.args[-1] == axis)
@@ -207,8 +209,8 @@ class _PutOff:
         return [node for node, time in self.timed.items() if time <= 0]
 
 
-def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
-    """``nodes`` with each of ``begins``, (collective, turn), moved to its place and in that order; what they need comes with them."""
+def with_collectives_at(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
+    """``nodes`` with each (collective, turn) of ``begins`` moved to its position, in that order, with the operands that it needs."""
     moved = {node for node, _ in begins}
     order: dict[fx.Node, None] = {}
     here = set(nodes)
@@ -216,7 +218,7 @@ def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> l
     last = max((k for k, n in enumerate(nodes) if not (n in moved or is_wait(n) or is_light(n))), default=-1)
 
     def place(node: fx.Node) -> None:
-        while node in moved and node not in order:  # those before it in the order begin before it
+        while node in moved and node not in order:  # earlier collectives are issued first
             put(waiting.pop(0)[0])
         put(node)
 
@@ -242,8 +244,8 @@ def placed(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> l
     return list(order)
 
 
-def _given(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """What is made of inputs alone, by light operators and collectives."""
+def _from_inputs_only(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes that depend on inputs alone, through light operators and collectives."""
     found: set[fx.Node] = set()
     for node in nodes:
         made = is_collective(node) or is_wait(node) or is_light(node)
@@ -253,7 +255,7 @@ def _given(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def is_light(node: fx.Node) -> bool:
-    """Whether it only packs, cuts or joins."""
+    """Whether the operator only packs, cuts or joins."""
     return _is_light(node.target)
 
 

@@ -1,6 +1,6 @@
-"""The values of a lowered graph made anew, each in a storage of its own that its views share.
+"""Recomputes the values of a lowered graph so that each has a storage of its own, shared with its views.
 
-Lowered graphs keep one fake for all values that look alike (``passes.local_graph``), which tells shapes, not what lies in which memory.
+Lowered graphs share one fake among all values with equal shapes (``local_graph``), so their storages say nothing about memory.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fxshard._torch_compat import FakeTensorMode
 from fxshard.passes.after_lowering.rewrite import copied
 
 
-class _Anew(fx.Interpreter):
-    """Keeps in ``meta["val"]`` what each node gives."""
+class _ValueRecorder(fx.Interpreter):
+    """Stores each node's result in ``meta["val"]``."""
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -31,5 +31,5 @@ def with_storages(module: fx.GraphModule) -> fx.GraphModule:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     with mode, torch.no_grad():
         values = [n.meta["val"] for n in found.graph.nodes if n.op == "placeholder"]
-        _Anew(found).run(*(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values))
+        _ValueRecorder(found).run(*(torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values))
     return found

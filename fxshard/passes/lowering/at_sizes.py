@@ -1,4 +1,4 @@
-"""A program with dynamic sizes at some of them: numbers all over, as if it had been lowered for these."""
+"""Specialises a program with dynamic sizes: every symbol becomes a number, as if the program had been lowered for these sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxshard.shapes import evaluate_all, instantiated, sizes_named
 
 
 def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProgram:
-    """``program`` at ``sizes``, by name; as it is where it has no dynamic ones. Raises SizesError for sizes that it does not serve."""
+    """``program`` at ``sizes``, by name; unchanged if it has no dynamic sizes. Raises SizesError for sizes that it does not serve."""
     if not program.sizes:
         return program
     reason = program.refuses(sizes)
@@ -50,7 +50,7 @@ def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProg
 def _at_values(
     program: ShardedProgram, values: Mapping[sympy.Symbol, sympy.Integer], sizes: Mapping[str, int]
 ) -> tuple[dict[SizeClass, fx.GraphModule], dict[tuple[int, ...], SizeClass]]:
-    """(local graphs, class of each rank) where symbols have these values: ranks of a class whose sizes are the same there share one."""
+    """(local graphs, class of each rank) with these values for the symbols; ranks of one class whose sizes are then equal share a graph."""
     spelled = {key: _expressions(module) for key, module in program.modules.items()}
     known: dict[Any, Any] = {}
     modules: dict[SizeClass, fx.GraphModule] = {}
@@ -63,7 +63,7 @@ def _at_values(
             if place not in known:
                 try:
                     known[place] = _checked_64_bits(evaluated(expr, {**values, **own}))
-                except ArithmeticError as error:  # a number that the model computes of sizes, such as 1 / (n - 1)
+                except ArithmeticError as error:  # the model computes with sizes, such as 1 / (n - 1)
                     what = f"a number that is computed of sizes has no value at {sizes_named(sizes)}: {error}"
                     where = _line_that_reads(program.modules[key], expr)
                     raise SizesError(what, where=where, remedy="lower the graph for these sizes by themselves") from error
@@ -82,7 +82,7 @@ def _checked_64_bits(number: Any) -> Any:
 
 
 def _line_that_reads(module: fx.GraphModule, expr: sympy.Basic) -> str | None:
-    """The user's source line of the first node with this expression among its arguments, or the node's name."""
+    """The user's source line of the first node that has this expression among its arguments; else the node's name."""
     for node in module.graph.nodes:
         if any(isinstance(part, SYMBOLIC) and expression(part) == expr for part in pytree.tree_leaves((node.args, node.kwargs))):
             return source_line(node) or f"node {node.name}"
@@ -90,7 +90,7 @@ def _line_that_reads(module: fx.GraphModule, expr: sympy.Basic) -> str | None:
 
 
 def first_where_memory_counts(program: ShardedProgram) -> fx.GraphModule:
-    """The first rank's graph at the sizes at which the plan's memory counts; that of ``program`` where it has no dynamic ones."""
+    """The first rank's graph at the sizes that the plan's memory refers to; unchanged without dynamic sizes."""
     if not program.sizes:
         return program.first
     return _with_numbers(program.first, {expr: evaluated(expr, program.counted) for expr in _expressions(program.first)})
@@ -101,7 +101,7 @@ def _with_numbers(module: fx.GraphModule, numbers: Mapping[sympy.Basic, Any]) ->
 
 
 def _expressions(module: fx.GraphModule) -> tuple[sympy.Basic, ...]:
-    """The different expressions in a graph's arguments and values."""
+    """The distinct expressions in a graph's arguments and values."""
     found: dict[sympy.Basic, None] = {}
     for node in module.graph.nodes:
         for part in pytree.tree_leaves((node.args, node.kwargs, node.meta.get("val"))):

@@ -1,7 +1,7 @@
 """Emits redistribution steps into a local graph: collectives on buffers of ceil size, cut back to the rank's own sizes.
 
-Padding to ceil sizes in every dim makes all ranks issue the same collectives with the same shapes; with even shards
-nothing is padded or cut. Groups are named by mesh axis until the program is bound.
+Every dim is padded to its ceil size, so all ranks issue the same collectives with the same shapes; even shards need no padding or cutting.
+Until the program is bound, mesh axis names stand for process groups.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fxshard._torch_compat.symbols import surely
 from fxshard.layout.layouts import Layout, ceil_shape, chunk
 from fxshard.layout.redistribution import LOCAL_STEPS, Step, exchange_shape
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.lowering.folded import Passage, emit_passage
+from fxshard.passes.lowering.folded import FoldedStep, emit_folded_step
 from fxshard.passes.lowering.local_graph import LocalGraph
 from fxshard.passes.lowering.shaping import MANY, alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
 
@@ -23,7 +23,7 @@ c10d = torch.ops._c10d_functional
 
 
 def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
-    """Applies ``step`` to the local tensor ``x`` of a tensor of global ``shape`` in ``layout``; returns (result, collective node)."""
+    """Applies ``step`` to ``x``, the local tensor in ``layout`` of a tensor with global ``shape``; returns (result, collective node)."""
     if x.meta["val"].dtype != torch.bool or step.kind in LOCAL_STEPS:
         return _emit(local, x, step, layout, shape)
     # Bools travel as bytes: Inductor promotes a collective's bool operand with its integer arguments, to int64.
@@ -33,16 +33,16 @@ def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: 
 
 
 def takes_all_at_once(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
-    """Whether the chunks of a dim, of a tensor whose sizes are numbers, are so many that a step takes them all at once."""
+    """Whether a step cuts a dim into so many chunks that it handles them all at once; sizes must be numbers."""
     after = step.after(layout)
     if layout.is_folded or after.is_folded:
-        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).at_once
+        return FoldedStep(step, layout, shape, mesh, (0,) * mesh.ndim).at_once
     return bool(step.dims) and step.is_collective and mesh.shape[step.axis] > MANY
 
 
 def _emit(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
     if layout.is_folded or step.after(layout).is_folded:
-        return emit_passage(local, x, Passage(step, layout, shape, local.mesh, local.coordinate))
+        return emit_folded_step(local, x, FoldedStep(step, layout, shape, local.mesh, local.coordinate))
     return _EMIT[step.kind](local, x, step, layout, shape)
 
 
@@ -62,7 +62,7 @@ def _shapes(
 
 
 def _reduce_op(step: Step) -> tuple[str, bool]:
-    """(op of the collective, whether its result is to be divided by the group size): a mean is a sum first."""
+    """(op of the collective, whether to divide its result by the group size): a mean is computed as a sum."""
     assert isinstance(step.source, Partial)
     op = step.source.reduce_op
     return ("sum", True) if op == "avg" else (op, False)
@@ -81,7 +81,7 @@ def all_reduce(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 
 def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
-    """Pieces arrive stacked on dim 0; each is cut to its own length and put in place."""
+    """The gathered pieces are stacked on dim 0; each is cut to its own length and concatenated along the sharded dim."""
     assert isinstance(step.source, Shard)
     dim = step.source.dim
     after, before_ceil, _, group, n = _shapes(local, step, layout, shape)
@@ -97,7 +97,7 @@ def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 
 def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
-    """Each rank's piece is padded to ceil size and stacked on dim 0."""
+    """The piece for each rank is padded to ceil size; the pieces are stacked on dim 0."""
     assert isinstance(step.target, Shard)
     dim = step.target.dim
     after, _, after_ceil, group, n = _shapes(local, step, layout, shape)
@@ -118,7 +118,7 @@ def _stack_pieces(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[
 
 
 def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
-    """Blocks (old dim at its shard, new dim cut) go to their ranks; what arrives is joined along the old dim."""
+    """Sends each rank its block (own shard of the old dim, a chunk of the new dim); concatenates the received blocks along the old dim."""
     assert isinstance(step.source, Shard) and isinstance(step.target, Shard)
     old, new = step.source.dim, step.target.dim
     after, _, _, group, n = _shapes(local, step, layout, shape)
@@ -137,7 +137,7 @@ def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 
 def slice_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
-    """The rank's chunk, its start a run-time value."""
+    """Takes the rank's chunk; its start is a run-time value."""
     assert isinstance(step.target, Shard)
     dim = step.target.dim
     size = local.shape(x)[dim]
@@ -150,7 +150,7 @@ def slice_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 
 def to_partial(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
-    """The first rank keeps the value, the others hold the neutral element; for avg, max and min all may keep it."""
+    """The first rank keeps the value, the others hold the neutral element; with avg, max or min all ranks keep it."""
     assert isinstance(step.target, Partial)
     neutral = {"sum": 0, "product": 1}.get(step.target.reduce_op)
     if neutral is None:

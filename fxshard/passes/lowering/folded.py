@@ -1,9 +1,9 @@
-"""Emits the steps of a redistribution that leave or enter folded layouts (``layout.Folded``), and says what they take.
+"""Emits the redistribution steps from or to folded layouts (``layout.Folded``), and gives their memory.
 
-A dim that several axes cut is taken as a grid of pieces: one dim for each axis whose pieces are all here, in the order of the nest, and
-one for what is inside a piece, filled up to the ceil size. What a step sends to, or gets from, the ranks of its axis is one of
-these dims: it goes to the front before the collective, and to its place behind it. Where a dim becomes plain again its pieces are
-cut back to their own lengths. With even shards nothing is filled up or cut, and all that is left are views and at most two copies.
+A dim that several axes cut is viewed as a grid of pieces: one grid dim for each axis of which this rank holds all pieces, in the order of
+nesting, and one dim for the elements of a piece, padded to the ceil size. One grid dim belongs to the step's axis: it moves to the front
+before the collective, and back to its place after it. When the dim becomes plain again, each piece is cut to its own length. With even
+shards there is no padding or cutting, only views and at most two copies.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
 Lengths = Sequence[tuple[int, int]]
-"""(offset, length) of pieces in a plain dim."""
+"""(offset, length) of the pieces of a plain dim."""
 
 
 @dataclass(frozen=True)
 class Nested:
-    """A plain dim of ``length`` that axes of ``parts`` ranks cut in turn, into pieces that are filled up to ``piece``."""
+    """A plain dim of ``length`` that is cut in turn by axes of ``parts`` ranks, into pieces padded to ``piece``."""
 
     length: Any
     parts: tuple[int, ...]
     piece: Any
 
     @property
-    def filled(self) -> bool:
-        """Whether each piece has its full length already."""
+    def is_full(self) -> bool:
+        """Whether every piece has its full length without padding."""
         return surely(math.prod(self.parts) * self.piece == self.length)
 
     @property
     def at_once(self) -> bool:
-        """Whether elements are taken by their indexes, all pieces at once (as ``shaping.at_once``)."""
+        """Whether all pieces are selected together by the indexes of their elements (as in ``shaping.at_once``)."""
         return is_symbolic(self.length) or math.prod(self.parts) > MANY
 
     @property
@@ -60,7 +60,8 @@ class Nested:
 
 @dataclass(frozen=True)
 class Grid:
-    """The pieces of a dim that a step leaves or enters: ``before`` x n of the step's axis x ``behind``, each of length ``piece``."""
+    """The pieces of a dim that a step leaves or enters: ``before`` x ``n`` (ranks of the step's axis) x ``behind``, each of ``piece``
+    elements."""
 
     dim: int
     before: int
@@ -68,22 +69,22 @@ class Grid:
     behind: int
     piece: int
 
-    def spread(self, shape: Sequence[int]) -> list[int]:
-        """``shape`` with the dim taken apart: into (before, n, the rest)."""
+    def split_shape(self, shape: Sequence[int]) -> list[int]:
+        """``shape`` with the dim split into (before, n, the rest)."""
         return [*shape[: self.dim], self.before, self.n, self.behind * self.piece, *shape[self.dim + 1 :]]
 
     @property
     def length(self) -> int:
         return self.before * self.n * self.behind * self.piece
 
-    def apart(self, shape: Sequence[int]) -> bool:
-        """Whether the pieces of one rank lie apart in a tensor of ``shape``."""
+    def is_scattered(self, shape: Sequence[int]) -> bool:
+        """Whether the pieces of one rank are not adjacent in a tensor of ``shape``."""
         return self.n > 1 and self.before * math.prod(shape[: self.dim]) > 1
 
 
 @dataclass(frozen=True)
-class Passage:
-    """One step from ``layout`` of a tensor of global ``shape``, folded on one side at least, on the rank at ``coordinate``."""
+class FoldedStep:
+    """One step from ``layout`` of a tensor with global ``shape``, folded before or after it, on the rank at ``coordinate``."""
 
     step: Step
     layout: Layout
@@ -97,19 +98,19 @@ class Passage:
 
     @cached_property
     def left(self) -> Grid | None:
-        """The dim whose pieces the step brings together."""
+        """The dim that the step gathers pieces of."""
         return self._grid(self.layout, sharded_dim(self.step.source))
 
     @cached_property
     def entered(self) -> Grid | None:
-        """The dim whose pieces the step takes apart."""
+        """The dim that the step splits into pieces."""
         return self._grid(self.after, sharded_dim(self.step.target))
 
     def _nest(self, dim: int) -> tuple[int, ...]:
         return self.layout.nest_on(dim) or self.after.nest_on(dim) or max(self.layout.held_on(dim), self.after.held_on(dim), key=len)
 
     def _grid(self, held: Layout, dim: int | None) -> Grid | None:
-        """``held``: the layout in which the step's axis holds pieces of the dim."""
+        """``held``: the layout in which the step's axis shards the dim."""
         if dim is None:
             return None
         nest, axis, sizes = self._nest(dim), self.step.axis, self.mesh.shape
@@ -119,12 +120,12 @@ class Passage:
 
     @cached_property
     def taken_apart(self) -> Nested | None:
-        """The pieces of the entered dim, where it is plain before; None where they are filled up already."""
+        """The pieces of the entered dim if it is plain before the step; None if they are already padded."""
         return self._nested(self.layout, self.entered)
 
     @cached_property
     def put_together(self) -> Nested | None:
-        """The pieces of the dim that was left, where it is plain behind; None where they stay filled up."""
+        """The pieces of the left dim if it is plain after the step; None if they stay padded."""
         return self._nested(self.after, self.left)
 
     def _nested(self, plain: Layout, grid: Grid | None) -> Nested | None:
@@ -133,26 +134,26 @@ class Passage:
         length = local_shape(self.shape, plain, self.mesh.shape, self.coordinate)[grid.dim]
         parts = tuple(self.mesh.shape[axis] for axis in self._nest(grid.dim)[len(plain.held_on(grid.dim)) :])
         found = Nested(length, parts, grid.piece)
-        return None if found.filled else found
+        return None if found.is_full else found
 
     @property
     def at_once(self) -> bool:
-        """Whether pieces are so many that they are taken, or put together, by the indexes of their elements."""
+        """Whether there are so many pieces that their elements are selected by index."""
         return any(nested is not None and nested.at_once for nested in (self.taken_apart, self.put_together))
 
     @cached_property
     def whole(self) -> tuple[int, ...]:
-        """Shape of what a rank has, filled up."""
+        """Shape of the rank's input, padded."""
         shape = ceil_shape(self.shape, self.layout, self.mesh.shape)
         return shape if self.entered is None else tuple(self.entered.length if d == self.entered.dim else s for d, s in enumerate(shape))
 
     @cached_property
     def block(self) -> tuple[int, ...]:
-        """Shape of what goes to one rank of the axis and comes from one."""
+        """Shape of the block that is exchanged with one rank of the axis."""
         return self.whole if self.entered is None else exchange_shape(self.step, self.layout, self.shape, self.mesh)
 
     def stages(self, itemsize: int, dense: bool) -> list[tuple[int, bool]]:
-        """(bytes beside what is given, whether that is still read) one after another, on rank zero, whose dims are at ceil sizes."""
+        """(bytes besides the input, whether the input is still needed), one after another, on rank zero, whose dims have ceil sizes."""
         whole, block = math.prod(self.whole) * itemsize, math.prod(self.block) * itemsize
         made = {"all_gather": block * self.entered_or_left.n, "all_to_all": whole}.get(self.step.kind, block)
         found: list[tuple[int, bool]] = []
@@ -167,10 +168,10 @@ class Passage:
             short = sum(length < self.entered.piece for _, length in self.taken_apart.pieces)
             take(whole, short * self.entered.piece * whole // max(self.entered.length, 1))
         sends = self.step.kind != "slice"
-        if sends and ((self.entered and self.entered.apart(self.whole)) or not (held or dense)):
+        if sends and ((self.entered and self.entered.is_scattered(self.whole)) or not (held or dense)):
             take(whole)
         take(made)
-        if self.left and self.left.apart(self.block):
+        if self.left and self.left.is_scattered(self.block):
             take(made)
         result = math.prod(ceil_shape(self.shape, self.after, self.mesh.shape)) * itemsize
         if self.put_together:
@@ -186,9 +187,9 @@ class Passage:
         return found
 
 
-def emit_passage(local: LocalGraph, x: fx.Node, passage: Passage) -> tuple[fx.Node, fx.Node | None]:
+def emit_folded_step(local: LocalGraph, x: fx.Node, folded: FoldedStep) -> tuple[fx.Node, fx.Node | None]:
     """Applies the step to the local tensor ``x``; returns (result, collective node)."""
-    p, step = passage, passage.step
+    p, step = folded, folded.step
     if p.entered and p.taken_apart:
         x = _taken_apart(local, x, p.entered.dim, p.taken_apart)
     x = pad_to(local, x, p.whole)
@@ -206,78 +207,78 @@ def emit_passage(local: LocalGraph, x: fx.Node, passage: Passage) -> tuple[fx.No
 
 
 def _taken_apart(local: LocalGraph, x: fx.Node, dim: int, nested: Nested) -> fx.Node:
-    """The pieces of a plain dim one behind the other, each filled up with zeros."""
+    """The pieces of a plain dim, concatenated, each padded with zeros."""
     if nested.at_once:
         shape = local.shape(x)
         with_zero = pad_to(local, x, (*shape[:dim], nested.length + 1, *shape[dim + 1 :]))
-        return local.emit(aten.index_select.default, with_zero, dim, _places_apart(local, nested))
+        return local.emit(aten.index_select.default, with_zero, dim, _piece_indexes(local, nested))
     block = (*local.shape(x)[:dim], nested.piece, *local.shape(x)[dim + 1 :])
     return local.emit(aten.cat.default, [pad_to(local, piece(local, x, dim, *one), block) for one in nested.pieces], dim)
 
 
 def _put_together(local: LocalGraph, x: fx.Node, dim: int, nested: Nested) -> fx.Node:
-    """The reverse: a plain dim from its pieces, of which each is filled up."""
+    """The inverse: a plain dim from its padded pieces."""
     if nested.at_once:
-        return local.emit(aten.index_select.default, x, dim, _places_together(local, nested))
+        return local.emit(aten.index_select.default, x, dim, _plain_indexes(local, nested))
     ends = [(k * nested.piece, length) for k, (_, length) in enumerate(nested.pieces)]
     return local.emit(aten.cat.default, [piece(local, x, dim, *one) for one in ends], dim)
 
 
-def _places_apart(local: LocalGraph, nested: Nested) -> fx.Node:
-    """For each element of the filled pieces, in their order, where it is in the plain dim; ``length``, behind the end, of what is none.
+def _piece_indexes(local: LocalGraph, nested: Nested) -> fx.Node:
+    """For each element of the padded pieces, in order, its index in the plain dim; for padding ``length``, one past the end.
 
-    Of axis after axis: a piece begins ``min(index * step, size)`` behind the one around it, and has ``min(step, the rest)`` elements.
+    Axis by axis: a piece begins ``min(index * step, size)`` after the start of the enclosing one, and has ``min(step, the rest)`` elements.
     """
     ndim = len(nested.parts) + 1
     begin, size = None, nested.length
     for level, n in enumerate(nested.parts):
-        index = _along(local, n, level, ndim)
+        index = _arange_along(local, n, level, ndim)
         step = -(-size // n) if not isinstance(size, fx.Node) else _ceil(local, size, n)
-        offset = _least(local, local.emit(aten.mul.Tensor, index, step), size)
+        offset = _minimum(local, local.emit(aten.mul.Tensor, index, step), size)
         begin = offset if begin is None else local.emit(aten.add.Tensor, begin, offset)
         rest = local.emit(aten.sub.Tensor, size, offset) if isinstance(size, fx.Node) else local.emit(aten.rsub.Scalar, offset, size)
-        size = _least(local, rest, step)
-    inner = _along(local, nested.piece, ndim - 1, ndim)
+        size = _minimum(local, rest, step)
+    inner = _arange_along(local, nested.piece, ndim - 1, ndim)
     behind = local.emit(aten.ge.Tensor, inner, size)
     places = local.emit(aten.masked_fill.Scalar, local.emit(aten.add.Tensor, inner, begin), behind, nested.length)
     return local.emit(aten.view.default, places, [math.prod(nested.parts) * nested.piece])
 
 
-def _places_together(local: LocalGraph, nested: Nested) -> fx.Node:
-    """For each element of the plain dim where it is in the filled pieces."""
+def _plain_indexes(local: LocalGraph, nested: Nested) -> fx.Node:
+    """For each element of the plain dim, its index in the padded pieces."""
     rest: Any = local.emit(aten.arange.default, nested.length, dtype=torch.int64)
     number, size = None, nested.length
     for n in nested.parts:
         step = -(-size // n) if not isinstance(size, fx.Node) else _ceil(local, size, n)
-        index = local.emit(DIVIDED[isinstance(step, fx.Node)], rest, step, rounding_mode="floor")
+        index = local.emit(DIVIDE[isinstance(step, fx.Node)], rest, step, rounding_mode="floor")
         begin = local.emit(aten.mul.Tensor, index, step)
         rest = local.emit(aten.sub.Tensor, rest, begin)
         left = local.emit(aten.sub.Tensor, size, begin) if isinstance(size, fx.Node) else local.emit(aten.rsub.Scalar, begin, size)
-        size = _least(local, left, step)
+        size = _minimum(local, left, step)
         number = index if number is None else local.emit(aten.add.Tensor, local.emit(aten.mul.Tensor, number, n), index)
     return local.emit(aten.add.Tensor, local.emit(aten.mul.Tensor, number, nested.piece), rest)
 
 
-DIVIDED = (aten.div.Scalar_mode, aten.div.Tensor_mode)
+DIVIDE = (aten.div.Scalar_mode, aten.div.Tensor_mode)
 
 
 def _ceil(local: LocalGraph, size: fx.Node, n: int) -> fx.Node:
     return local.emit(aten.div.Scalar_mode, local.emit(aten.add.Tensor, size, n - 1), n, rounding_mode="floor")
 
 
-def _least(local: LocalGraph, x: fx.Node, other: Any) -> fx.Node:
+def _minimum(local: LocalGraph, x: fx.Node, other: Any) -> fx.Node:
     return local.emit(aten.minimum.default, x, other) if isinstance(other, fx.Node) else local.emit(aten.clamp_max.default, x, other)
 
 
-def _along(local: LocalGraph, n: Any, dim: int, ndim: int) -> fx.Node:
+def _arange_along(local: LocalGraph, n: Any, dim: int, ndim: int) -> fx.Node:
     """0 to n - 1 along one of ``ndim`` dims."""
     shape = [1] * ndim
     shape[dim] = n
     return local.emit(aten.view.default, local.emit(aten.arange.default, n, dtype=torch.int64), shape)
 
 
-def _exchange(local: LocalGraph, sent: fx.Node, p: Passage) -> tuple[fx.Node, fx.Node]:
-    """(what came: of the ranks of the axis one behind the other but after a reduction, collective node)."""
+def _exchange(local: LocalGraph, sent: fx.Node, p: FoldedStep) -> tuple[fx.Node, fx.Node]:
+    """(received tensor, collective node). Except after a reduction, the blocks of the axis's ranks are stacked on dim 0."""
     n, group = p.entered_or_left.n, p.mesh.axis_names[p.step.axis]
     if p.step.kind == "all_gather":
         collective = local.emit(c10d.all_gather_into_tensor.default, sent, n, group)
@@ -293,8 +294,8 @@ def _exchange(local: LocalGraph, sent: fx.Node, p: Passage) -> tuple[fx.Node, fx
 
 
 def _to_front(local: LocalGraph, x: fx.Node, grid: Grid) -> fx.Node:
-    """(n, *block) from a tensor whose dim is a grid of pieces."""
-    apart = local.emit(aten.view.default, x, grid.spread(local.shape(x)))
+    """(n, *block) from a tensor with a grid of pieces in a dim."""
+    apart = local.emit(aten.view.default, x, grid.split_shape(local.shape(x)))
     place = grid.dim + 1
     moved = local.emit(aten.permute.default, apart, [place, *(d for d in range(len(local.shape(apart))) if d != place)])
     shape = local.shape(x)
@@ -306,8 +307,8 @@ def _to_front(local: LocalGraph, x: fx.Node, grid: Grid) -> fx.Node:
 
 
 def _to_place(local: LocalGraph, arrived: fx.Node, grid: Grid, block: Sequence[int]) -> fx.Node:
-    """The reverse: from (n, *block) a tensor whose dim is a grid of pieces."""
-    spread = grid.spread(block)
+    """The inverse: from (n, *block), a tensor with a grid of pieces in a dim."""
+    spread = grid.split_shape(block)
     place = grid.dim + 1
     apart = local.emit(aten.view.default, arrived, [grid.n, *spread[:place], *spread[place + 1 :]])
     order = [*range(1, place + 1), 0, *range(place + 1, len(spread))]
@@ -315,13 +316,13 @@ def _to_place(local: LocalGraph, arrived: fx.Node, grid: Grid, block: Sequence[i
     return local.emit(aten.view.default, moved, [*block[: grid.dim], grid.length, *block[grid.dim + 1 :]])
 
 
-def _own(local: LocalGraph, x: fx.Node, p: Passage) -> fx.Node:
-    """The rank's own pieces of what it has whole."""
+def _own(local: LocalGraph, x: fx.Node, p: FoldedStep) -> fx.Node:
+    """The rank's own pieces of a tensor that it holds in full."""
     assert p.entered is not None
-    apart = local.emit(aten.view.default, x, p.entered.spread(local.shape(x)))
+    apart = local.emit(aten.view.default, x, p.entered.split_shape(local.shape(x)))
     own = local.emit(aten.index_select.default, apart, p.entered.dim + 1, local.axis_index(p.step.axis))
     return local.emit(aten.view.default, own, list(p.block))
 
 
-def _cut(local: LocalGraph, x: fx.Node, p: Passage) -> fx.Node:
+def _cut(local: LocalGraph, x: fx.Node, p: FoldedStep) -> fx.Node:
     return cut_to(local, x, local.local_shape(p.shape, p.after))

@@ -1,4 +1,4 @@
-"""Which generator a lowered program draws from: fxshard's, whose numbers do not depend on the mesh, or torch's own."""
+"""The random generator of a lowered program: fxshard's, whose numbers do not depend on the mesh, or torch's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_generator(rng: str) -> None:
 
 
 def draw_from(program: ShardedProgram, rng: str) -> None:
-    """Makes the draws of ``program``, in place, those of ``rng``; its hash says which, so that ranks compare it."""
+    """Makes the random operators of ``program`` use ``rng``, in place; the program's hash includes it, so ranks compare it."""
     if rng == GENERATORS[0]:
         return
     for module in program.modules.values():

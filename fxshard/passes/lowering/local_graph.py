@@ -1,4 +1,4 @@
-"""LocalGraph: builds the graph of one size class, node by node, with meta tensors of its local shapes alongside."""
+"""LocalGraph: builds the graph of one size class node by node and computes local shapes on meta tensors along the way."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fxshard.graph.planning_graph import UNKNOWN, plain_shape
 from fxshard.graph.targets import cached_by_target, target_id
 from fxshard.layout.layouts import Layout, chunk, local_shape
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.lowering.emitted import Emitted
+from fxshard.passes.lowering.replay import Recording
 
 aten = torch.ops.aten
 
 FAKES = FakeTensorMode(allow_non_fake_inputs=True)
-"""The mode of the values that lowered graphs carry; while they grow, shapes are computed on meta tensors, which is faster."""
+"""The mode of the fake values in lowered graphs; during construction, shapes are computed on meta tensors, which is faster."""
 
 
 CPU_SHAPES = frozenset(
@@ -36,16 +36,16 @@ CPU_SHAPES = frozenset(
         aten._embedding_bag_forward_only.default,
     }
 )
-"""Operators traced on CPU fakes whose meta kernels give other shapes: statistics of 0 elements on CPU, of C on meta."""
+"""Operators that are evaluated on CPU fakes, because their meta kernels give other shapes: statistics have 0 elements on CPU, C on meta."""
 
-KEPT = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
-"""What a local node tells of the node that it comes from."""
+INHERITED_META = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
+"""Metadata that a local node inherits from its planning node."""
 
 
 class Values:
-    """The values of calls, computed on meta tensors, and the fakes of ``mode`` that a finished graph has of them.
+    """The values of calls, computed on meta tensors, and their fakes in ``mode`` for the finished graph.
 
-    Layers repeat, so both are kept: by operator, shapes, strides, dtypes and constants.
+    Layers repeat, so both are cached, by operator, shapes, strides, dtypes and constants.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -54,39 +54,39 @@ class Values:
         """(symbolic length that must not be 0, for what)."""
         self._results: dict[Any, Any] = {}
         self._fakes: dict[Any, Any] = {}
-        self._looks: dict[int, tuple[torch.Tensor, Hashable]] = {}  # tensors are kept: another may not get the id of one that is gone
+        self._tensor_keys: dict[int, tuple[torch.Tensor, Hashable]] = {}  # keeps the tensors alive, so that ids stay unique
 
     def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
         """The value of an input."""
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
-    def look(self, value: torch.Tensor) -> Hashable:
-        """Shape, strides and dtype, worked out once of each tensor."""
-        found = self._looks.get(id(value))
+    def tensor_key(self, value: torch.Tensor) -> Hashable:
+        """Shape, strides and dtype, computed once per tensor."""
+        found = self._tensor_keys.get(id(value))
         if found is None:
-            found = self._looks[id(value)] = value, (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
-            _bound(self._looks)
+            found = self._tensor_keys[id(value)] = value, (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
+            _limit_size(self._tensor_keys)
         return found[1]
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """What the value of a call follows from."""
+        """A key for everything that the value of a call depends on."""
         return target_id(target), *map(self._key, args), *((name, self._key(kwargs[name])) for name in sorted(kwargs))
 
     def _key(self, value: Any) -> Hashable:
-        """A hashable stand-in; constants keep their type, for 1, 1.0 and True are different arguments."""
+        """A hashable key; constants include their type, because 1, 1.0 and True are different arguments."""
         kind = type(value)
         if kind is fx.Node:
             value = value.meta["val"]
         elif kind is int:
             return int, value
         if isinstance(value, torch.Tensor):
-            return self.look(value)
+            return self.tensor_key(value)
         if isinstance(value, (list, tuple)):
             return tuple(map(self._key, value))
         return type(value), plain(value)
 
     def on_meta(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reads_tensors: bool) -> Any:
-        """The value of a call on nodes whose values are meta tensors or fakes."""
+        """The value of a call on nodes that hold meta tensors or fakes."""
         key = self._call(target, args, kwargs)
         known = self._results
         if key not in known:
@@ -99,15 +99,15 @@ class Values:
                     known[key] = target(*values, **keywords) if on_meta else self._on_cpu(target, values, keywords)
                 except NotImplementedError:  # no meta kernel: fakes run the CPU's on zeros
                     known[key] = self._on_cpu(target, values, keywords)
-            _bound(known)
+            _limit_size(known)
         return known[key]
 
     def fake(self, value: Any) -> Any:
-        """The fake of a meta tensor, or of each in a structure; one of unknown size stays as it was traced."""
+        """The fake of each meta tensor in a structure; a tensor of unknown size stays as traced."""
         return self._fake(value) if isinstance(value, torch.Tensor) else pytree.tree_map_only(torch.Tensor, self._fake, value)
 
     def _on_cpu(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value on fake CPU tensors: what factories make, and operators whose shapes there are others than on meta."""
+        """The value computed on fake CPU tensors: for factories, and for operators whose meta kernels give other shapes."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._fake, (args, kwargs))
         with self.mode:
             value = target(*args, **kwargs)
@@ -116,20 +116,20 @@ class Values:
     def _fake(self, value: torch.Tensor) -> Any:
         if isinstance(value, FakeTensor):
             return value
-        key = self.look(value)
+        key = self.tensor_key(value)
         if key not in self._fakes:
             with self.mode:
                 self._fakes[key] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            _bound(self._fakes)
+            _limit_size(self._fakes)
         return self._fakes[key]
 
 
 NUMBERS = Values(FAKES)
-"""Of graphs whose sizes are numbers."""
+"""For graphs with numeric sizes."""
 
 
 class SymbolicValues(Values):
-    """Of graphs in which sizes are symbols: fakes from the beginning, for plain meta tensors do not take symbols."""
+    """For graphs with symbolic sizes: fakes from the start, because plain meta tensors cannot hold symbols."""
 
     def empty(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
         with self.mode:
@@ -145,7 +145,7 @@ class SymbolicValues(Values):
 
 
 def fake_result(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The value of a call on nodes of a graph that is finished, whose values are fakes."""
+    """The value of a call on nodes of a finished graph, whose values are fakes."""
     read: list[Any] = []
     fx.map_arg((args, kwargs), lambda node: read.append(node.meta.get("val")))
     mode = next((value.fake_mode for value in read if isinstance(value, FakeTensor)), FAKES)
@@ -158,26 +158,26 @@ def _to_meta(value: torch.Tensor) -> torch.Tensor:
 
 
 def _on_meta(value: torch.Tensor) -> torch.Tensor:
-    """A traced value as the graph keeps them while it grows; one of unknown size, or sparse, stays a fake."""
+    """A traced value as a meta tensor; one that is sparse or of unknown size stays a fake."""
     if UNKNOWN in plain_shape(value.shape) or value.layout != torch.strided:
         return value
     return _to_meta(value)
 
 
-def _bound(cache: dict[Any, Any]) -> None:
+def _limit_size(cache: dict[Any, Any]) -> None:
     while len(cache) > 50_000:
         cache.pop(next(iter(cache)))
 
 
-begun = cached_by_target(name_of_call)
-"""What the name of a call begins with, by its target."""
+call_prefix = cached_by_target(name_of_call)
+"""The prefix of a call's name, by its target."""
 
 
 class LocalGraph:
-    """A local graph under construction for the rank at ``coordinate``, which stands for its size class.
+    """A local graph under construction; the rank at ``coordinate`` represents its size class.
 
-    ``turn``: the place in the planning graph of the node that is being lowered; nodes keep it in ``meta["turn"]``, so that the graphs
-    of all size classes can be reordered alike.
+    ``turn``: the index in the planning graph of the node that is being lowered. Nodes keep it in ``meta["turn"]``, so that the graphs of
+    all size classes can be reordered alike.
     """
 
     def __init__(self, mesh: Mesh, coordinate: tuple[int, ...], known: Values = NUMBERS) -> None:
@@ -189,100 +189,100 @@ class LocalGraph:
         self.origin = None
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
-        self._emitted: dict[Hashable, tuple[Any, Emitted]] = {}
-        self._noted: list[fx.Node] | None = None
+        self._emitted: dict[Hashable, tuple[Any, Recording]] = {}
+        self._recorded: list[fx.Node] | None = None
         """What is emitted, where it may be emitted again."""
 
     @property
     def origin(self) -> fx.Node | None:
-        """The node of the planning graph that is being lowered: what is emitted tells of it (``KEPT``)."""
+        """The planning node that is being lowered; emitted nodes inherit its metadata (``INHERITED_META``)."""
         return self._origin
 
     @origin.setter
     def origin(self, node: fx.Node | None) -> None:
         self._origin = node
-        self._kept = {} if node is None else {key: node.meta[key] for key in KEPT if key in node.meta}
+        self._kept = {} if node is None else {key: node.meta[key] for key in INHERITED_META if key in node.meta}
 
     def placeholder(self, name: str, shape: Sequence[int], traced: torch.Tensor) -> fx.Node:
-        """An input of local ``shape``; one of unknown size is whole, as it was ``traced``."""
+        """An input of local ``shape``; a tensor of unknown size is whole, as ``traced``."""
         node = self.graph.placeholder(name)
         node.meta["val"] = traced if UNKNOWN in shape else self.known.empty(shape, traced.dtype)
         return node
 
     def finish(self) -> fx.GraphModule:
-        """The graph as a module, its values fake CPU tensors."""
+        """The graph as a module; its values are fake CPU tensors."""
         for node in self.graph.nodes:
             if "val" in node.meta:
                 node.meta["val"] = self.known.fake(node.meta["val"])
         return lazy_graph_module(self.graph)
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Adds a call; its value is computed at once on meta tensors, so that shapes are known as the graph grows."""
-        node = self._new("call_function", target, args, kwargs, begun(target))
+        """Adds a call and computes its value on meta tensors at once, so that shapes are known as the graph grows."""
+        node = self._new("call_function", target, args, kwargs, call_prefix(target))
         value = self.known.on_meta(target, args, kwargs, reads_tensors=bool(node.all_input_nodes))
-        return self._told(node, value)
+        return self._with_meta(node, value)
 
-    def _told(self, node: fx.Node, value: Any) -> fx.Node:
-        """The new ``node`` with its value, and what it tells of where it comes from."""
+    def _with_meta(self, node: fx.Node, value: Any) -> fx.Node:
+        """Sets the value and inherited metadata of the new ``node``."""
         node.meta.update(self._kept, val=value, turn=self.turn)
-        if self._noted is not None:
-            self._noted.append(node)
+        if self._recorded is not None:
+            self._recorded.append(node)
         return node
 
-    def once(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
-        """What ``make`` emits and returns, nodes and tuples of nodes; where that was made before for ``key``, it is emitted again.
+    def record_or_replay(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
+        """The nodes that ``make`` emits and returns (nodes, or tuples of nodes); a second call with the same key replays them.
 
-        It must follow from ``key``, which may hold ids of ``objects``, and from shapes, strides and dtypes of the ``operands``.
+        The result must depend only on ``key``, which may hold ids of ``objects``, and on shapes, strides and dtypes of the ``operands``.
         """
         same = tuple(map(operands.index, operands)) if len(set(operands)) < len(operands) else None
-        place = key, same, *(self.known.look(n.meta["val"]) for n in operands)
+        place = key, same, *(self.known.tensor_key(n.meta["val"]) for n in operands)
         found = self._emitted.get(place)
         if found is not None:
-            return found[1].again(operands, self._again)
+            return found[1].replay(operands, self._replayed)
         nodes: list[fx.Node] = []
-        with self._noting(nodes):
+        with self._recording(nodes):
             result = make()
-        if {*self._axis_index.values(), *self._offsets.values()}.isdisjoint(operands):  # these are what calls share
-            self._emitted[place] = objects, Emitted.of(operands, nodes, result)
+        if {*self._axis_index.values(), *self._offsets.values()}.isdisjoint(operands):  # nodes shared by several calls
+            self._emitted[place] = objects, Recording.of(operands, nodes, result)
         return result
 
-    def _again(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
-        return self._told(self._new("call_function", target, args, kwargs, begun(target)), value)
+    def _replayed(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        return self._with_meta(self._new("call_function", target, args, kwargs, call_prefix(target)), value)
 
     @contextlib.contextmanager
-    def _noting(self, nodes: list[fx.Node] | None) -> Iterator[None]:
-        before, self._noted = self._noted, nodes
+    def _recording(self, nodes: list[fx.Node] | None) -> Iterator[None]:
+        before, self._recorded = self._recorded, nodes
         try:
             yield
         finally:
-            self._noted = before
+            self._recorded = before
 
     def copied(self, origin: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        """The call ``origin`` of the planning graph as it is, on whole tensors: its value is the one that was traced."""
+        """Copies the planning node ``origin`` unchanged, on whole tensors, with its traced value."""
         node = self.graph.call_function(origin.target, args, kwargs)
-        node.meta = {k: v for k, v in origin.meta.items() if k in (*KEPT, "unbacked_bindings")}
+        node.meta = {k: v for k, v in origin.meta.items() if k in (*INHERITED_META, "unbacked_bindings")}
         node.meta["val"] = pytree.tree_map_only(torch.Tensor, _on_meta, origin.meta.get("val"))
         node.meta["turn"] = self.turn
         return node
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
-        made = self._new("call_function", operator.getitem, (node, index), {}, begun(operator.getitem))
-        return self._told(made, node.meta["val"][index])
+        made = self._new("call_function", operator.getitem, (node, index), {}, call_prefix(operator.getitem))
+        return self._with_meta(made, node.meta["val"][index])
 
     def axis_index(self, axis: int) -> fx.Node:
-        """The rank's index on a mesh axis: a run-time int64 scalar, one node an axis."""
+        """The rank's index on a mesh axis: a run-time int64 scalar, one node per axis."""
         if axis not in self._axis_index:
             self._axis_index[axis] = self._at_top(torch.ops.fxshard.axis_index.default, self.mesh.axis_names[axis])
         return self._axis_index[axis]
 
     def offset(self, size: int, axes: tuple[int, ...]) -> fx.Node | int:
-        """Global index at which this rank's piece starts when a dim of ``size`` is cut over ``axes``; 0 where it is whole."""
+        """Global index at which this rank's piece starts if a dim of ``size`` is cut over ``axes``; 0 if it is not cut."""
         if not axes:
             return 0
         key = (plain(size), axes)
         if key not in self._offsets:
             total: Any = None
-            with self._noting(None):
+            with self._recording(None):
                 for axis in axes:
                     start = self.start(size, axis)
                     total = start if total is None else self.emit(aten.add.Tensor, total, start)
@@ -291,7 +291,7 @@ class LocalGraph:
         return self._offsets[key]
 
     def start(self, size: int, axis: int) -> fx.Node:
-        """Start of this rank's chunk when ``size`` elements are cut over one axis: min(index * ceil(size / n), size)."""
+        """Start of this rank's chunk if ``size`` elements are cut over one axis: min(index * ceil(size / n), size)."""
         step = -(-size // self.mesh.shape[axis])
         scaled = self.emit(aten.mul.Tensor, self.axis_index(axis), step)
         if surely(step * (self.mesh.shape[axis] - 1) <= size):
@@ -302,7 +302,7 @@ class LocalGraph:
         return plain_shape(node.meta["val"].shape)
 
     def local_shape(self, shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
-        """Of this rank's shard; of symbolic sizes worked out once."""
+        """Shape of this rank's shard; symbolic ones are cached."""
         if are_numbers(shape):
             return local_shape(shape, layout, self.mesh.shape, self.coordinate)
         key = tuple(map(plain, shape)), layout
@@ -311,10 +311,10 @@ class LocalGraph:
         return self._local_shapes[key]
 
     def _at_top(self, target: Any, *args: Any) -> fx.Node:
-        """Behind the placeholders, so that every later node may use it."""
+        """Emits right after the placeholders, so that every later node may use it."""
         behind = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         origin, self.origin = self.origin, None
-        with self._noting(None), contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
+        with self._recording(None), contextlib.nullcontext() if behind is None else self.graph.inserting_before(behind):
             node = self.emit(target, *args)
         self.origin = origin
         return node

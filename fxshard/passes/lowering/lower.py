@@ -1,8 +1,8 @@
-"""lower: a planning graph and its plan -> ShardedProgram, one local graph per size class.
+"""lower: turns a planning graph and its plan into a ShardedProgram with one local graph per size class.
 
-Each node becomes its local form on local shapes; each redistribution of the plan is emitted once, where its first
-reader stands, or for what is only returned where it is made; an operator whose operands or results are empty on a rank is
-replaced by the neutral element.
+Each node becomes its local form on local shapes. Each redistribution of the plan is emitted once: right before its first reader or, for a
+value that is only returned, right after its producer. An operator whose operands or results are empty on a rank becomes its neutral
+element.
 """
 
 from __future__ import annotations
@@ -55,43 +55,43 @@ from fxshard.strategies.engine.factors import known_equal
 
 aten = torch.ops.aten
 
-FILLED = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten.min.default})
-"""Operators whose result a neutral element more leaves as it is."""
-OF_NOTHING = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
-"""Operators that have a result, the neutral one, of no elements too."""
+ACCEPT_NEUTRAL_ELEMENT = frozenset({aten.amax.default, aten.amin.default, aten.max.default, aten.min.default})
+"""Operators whose result an additional neutral element does not change."""
+DEFINED_FOR_EMPTY = frozenset({aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims})
+"""Operators with a defined result, the neutral element, for an empty input."""
 
 
-DIES_OF_NOTHING = frozenset({aten.native_batch_norm_backward.default})
-"""Their kernels on the CPU divide by the number of rows, in whole numbers: a process that calls one without any is gone."""
+CRASH_ON_EMPTY = frozenset({aten.native_batch_norm_backward.default})
+"""Operators whose CPU kernels divide integers by the number of rows: without rows they kill the process."""
 NEEDS = "takes no shard without elements"
 
 
 def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
-    """Lowers ``graph`` by ``plan``; raises PlanError when the plan is for another graph or leaves a node out.
+    """Lowers ``graph`` by ``plan``; raises PlanError if the plan is for another graph or lacks a node.
 
-    ``deferred``: gradients may be returned pending, as ``fxshard.passes.planning.defer`` leaves them. A graph with dynamic dims gives a
-    program for all their sizes that are multiples of its units (``ProgramSize``); raises SizesError where there are none.
+    ``deferred``: gradients may be returned as pending sums (``defer_reductions``). A graph with dynamic dims gives a program for all their
+    sizes that are multiples of its units (``ProgramSize``); raises SizesError if there are none.
     """
     return lower_checked(graph, check_plan(graph, plan, deferred=deferred), plan)
 
 
 def lower_checked(graph: PlanningGraph, checked: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
-    """The same once ``check_plan`` gave ``checked``."""
+    """The same for ``checked``, the result of ``check_plan``."""
     if graph.family is not None:
         return _lower_family(graph, graph.family, plan)
     return _lower_at(checked, plan)
 
 
 def _lower_at(graph: PlanningGraph, plan: ShardingPlan) -> ShardedProgram:
-    """Lowers a graph whose sizes are numbers."""
+    """Lowers a graph with numeric sizes."""
     all_cuts = cuts(_tensors(graph, plan), plan.mesh)
     return _lowered(graph, plan, size_classes(all_cuts, plan.mesh), NUMBERS)
 
 
 def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan) -> ShardedProgram:
-    """Lowers a graph for all sizes of its dynamic dims: multiples of their units, where shards are even and one graph serves all ranks.
+    """Lowers a graph for all sizes of its dynamic dims that are multiples of their units: shards are even and one graph serves all ranks.
 
-    Of dims that may be ``uneven`` the shards' lengths are expressions of the size and of the rank's number on each axis.
+    For dims that may be ``uneven``, shard lengths are expressions in the size and the rank's coordinate on each axis.
     """
     mesh = plan.mesh
     cut = list(_cut_dims(_expanded(graph, family.module, plan), plan))
@@ -119,7 +119,7 @@ def _counted(dim: DynamicDim, unit: int, env: SymbolEnv) -> torch.SymInt:
 
 
 def _cut_dims(graph: PlanningGraph, plan: ShardingPlan) -> Iterator[tuple[Any, tuple[int, ...]]]:
-    """(symbolic size of a dim, into how many parts each axis cuts it) of all that the program holds."""
+    """(symbolic size of a dim, number of parts per axis that cuts it), for all tensors of the program."""
     for shape, layout in _tensors(graph, plan):
         for dim, size in enumerate(shape):
             axes = layout.nest_on(dim) or layout.axes_on(dim)
@@ -169,7 +169,7 @@ def _lowered(
 
 
 def check_plan(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> PlanningGraph:
-    """The graph with what ``plan`` computes again; raises PlanError unless the plan covers exactly it and holds together."""
+    """The graph with the plan's recomputed nodes added; raises PlanError unless the plan matches the graph and is consistent."""
     if plan.graph_hash != graph.hash:
         raise PlanError(
             f"the plan is for another graph (hash {plan.graph_hash[:12]}, this model has {graph.hash[:12]})",
@@ -194,7 +194,7 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _tensors(graph: PlanningGraph, plan: ShardingPlan) -> list[tuple[tuple[int, ...], Layout]]:
-    """(global shape, layout) of all that the program holds, on the way of a redistribution too."""
+    """(global shape, layout) of all tensors of the program, including those between redistribution steps."""
     found = []
     for node in planned_nodes(graph):
         spec = plan.specs[node.name]
@@ -215,9 +215,9 @@ class _Lowering:
     plan: ShardingPlan
     local: LocalGraph
     values: dict[str, fx.Node] = field(default_factory=dict)
-    """By name, as they are made."""
+    """Local values by name, as they are emitted."""
     moved: dict[int, fx.Node] = field(default_factory=dict)
-    """By index of the redistribution."""
+    """Results by the index of their redistribution."""
     collectives: list[ProgramCollective] = field(default_factory=list)
     numbers: dict[str, fx.Node] = field(default_factory=dict)
 
@@ -257,7 +257,7 @@ class _Lowering:
         self.local.graph.output(tuple(results))
 
     def _read(self, operand: fx.Node, reader: str, position: int) -> fx.Node:
-        """The local tensor of an operand, redistributed where the plan says so."""
+        """The local tensor of an operand, redistributed if the plan says so."""
         for index in self.ahead.get(operand.name, ()):
             self._move(operand, index)
         if (reader, position) not in self.moves:
@@ -265,13 +265,13 @@ class _Lowering:
         return self._move(operand, self.moves[reader, position])
 
     def _move(self, operand: fx.Node, index: int) -> fx.Node:
-        """What a redistribution gives, made where it is asked for first."""
+        """The result of a redistribution, emitted on first use."""
         if index in self.moved:
             return self.moved[index]
         entry, shape = self.plan.redistributions[index], _shape(operand)
-        x = self.values[operand.name] if entry.source == self._made(operand) else self._move(operand, self._kept(entry))
+        x = self.values[operand.name] if entry.source == self._layout_of(operand) else self._move(operand, self._predecessor(entry))
         steps = partial(self._steps, x, entry, shape)
-        made = self.local.once((entry.source, entry.steps, tuple(map(plain, shape))), None, [x], steps)
+        made = self.local.record_or_replay((entry.source, entry.steps, tuple(map(plain, shape))), None, [x], steps)
         for number, ((layout, step, _), (_, collective)) in enumerate(zip(walk(entry.source, entry.steps), made, strict=True)):
             if collective is not None:
                 self._record(collective, entry, shape, index, number, step, layout)
@@ -281,20 +281,20 @@ class _Lowering:
         return x
 
     def _steps(self, x: fx.Node, entry: Redistribution, shape: tuple[int, ...]) -> tuple[tuple[fx.Node, fx.Node | None], ...]:
-        """(result, collective if there is one) of each step."""
+        """(result, collective or None) of each step."""
         made = []
         for layout, step, _ in walk(entry.source, entry.steps):
             x, collective = emit_step(self.local, x, step, layout, shape)
             made.append((x, collective))
         return tuple(made)
 
-    def _made(self, operand: fx.Node) -> Layout:
+    def _layout_of(self, operand: fx.Node) -> Layout:
         source, output = producer(operand)
         return self.plan.specs[source.name].outputs[output]
 
-    def _kept(self, entry: Redistribution) -> int:
-        """The redistribution that gives what another one starts from."""
-        made = self._made(self.graph.by_name[entry.value])
+    def _predecessor(self, entry: Redistribution) -> int:
+        """The redistribution whose result ``entry`` starts from."""
+        made = self._layout_of(self.graph.by_name[entry.value])
         entries = enumerate(self.plan.redistributions)
         return next(i for i, r in entries if (r.value, r.source, r.target) == (entry.value, made, entry.source))
 
@@ -323,25 +323,25 @@ class _Lowering:
         else:
             call = self.calls[node.name]
             emitted = partial(self._emitted, node, call, spec, reads)
-            results = self.local.once((id(call), id(spec)), (call, spec), reads, emitted)
+            results = self.local.record_or_replay((id(call), id(spec)), (call, spec), reads, emitted)
         if outputs_of(node):
-            self._keep(node, spec, results)
+            self._store(node, spec, results)
         else:
             self.numbers[node.name] = results
 
     def _arguments(self, node: fx.Node, reads: list[fx.Node]) -> Any:
-        """Arguments and keywords with the local tensors that it reads."""
+        """Args and kwargs with local tensors in place of the operands."""
         count = iter(reads)
         return fx.map_arg((node.args, dict(node.kwargs)), lambda a: next(count) if is_tensor(a) else self.numbers[a.name])
 
     def _emitted(self, node: fx.Node, call: Call, spec: OpSpec, reads: list[fx.Node]) -> Any:
-        """What the local form of a call gives, emitted."""
+        """Emits the local form of a call and returns its result."""
         context = Context(node, call, spec, self.local)
         context.args, context.kwargs = self._arguments(node, reads)
-        self._fill(context)
+        self._handle_empty_shards(context)
         return self._neutral(context) if context.is_empty else local_form(call)(context)
 
-    def _keep(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
+    def _store(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
         outs = outputs_of(node)
         if is_tensor(node):
             self._verify(results, _shape(node), spec.outputs[0], node)
@@ -356,19 +356,19 @@ class _Lowering:
             self._return(user)
 
     def _return(self, value: fx.Node) -> None:
-        """What is only returned is brought into its layout at once, so that what it was need not be kept."""
+        """Redistributes a value that is only returned at once, so that the original can be freed."""
         for index in self.returned.get(value.name, ()):
             self._move(value, index)
 
-    def _fill(self, context: Context) -> None:
-        """Where a symbol does not tell whether a shard has elements, a neutral one is behind the end of what a greatest or least element
-        is asked of; of operators that are not known to give it of nothing it is taken for granted that they have."""
-        if context.target in DIES_OF_NOTHING:
+    def _handle_empty_shards(self, context: Context) -> None:
+        """Handles shards that may be empty at some symbolic sizes. Operands of a maximum or minimum get one neutral element appended; if
+        the operator is not in ``ACCEPT_NEUTRAL_ELEMENT``, a guard requires that the shard is not empty."""
+        if context.target in CRASH_ON_EMPTY:
             sizes = self.local.shape(context.args[0])
             self.local.known.needed += [(n, self._needs(context)) for n in sizes if is_symbolic(n) and not surely(n > 0)]
         reduced = {a: p.reduce_op for layout in context.outputs for a, p in enumerate(layout) if isinstance(p, Partial)}
         reduced = {axis: op for axis, op in reduced.items() if op in ("max", "min")}
-        if not reduced or context.target in OF_NOTHING:
+        if not reduced or context.target in DEFINED_FOR_EMPTY:
             return
         args = list(context.args)
         for k, layout in enumerate(context.inputs):
@@ -376,7 +376,7 @@ class _Lowering:
                 op = next((reduced[axis] for axis in layout.axes_on(dim) if axis in reduced), None)
                 if op is None or not is_symbolic(size) or surely(size > 0):
                     continue
-                if context.target not in FILLED:
+                if context.target not in ACCEPT_NEUTRAL_ELEMENT:
                     self.local.known.needed.append((size, self._needs(context)))
                     continue
                 missing = [0, 0] * (args[k].meta["val"].dim() - 1 - dim) + [0, torch.sym_max(1 - size, 0)]
@@ -387,7 +387,7 @@ class _Lowering:
         return f"{self.user_location()}: {context.target} {NEEDS}".removeprefix("None: ")
 
     def user_location(self, trace: str = "") -> str | None:
-        """``file:line`` of the user's line behind the node that is being lowered."""
+        """``file:line`` of the user's code for the node that is being lowered."""
         origin = self.local.origin
         return None if origin is None else user_location(origin.meta.get("stack_trace") or "")
 
@@ -403,7 +403,7 @@ class _Lowering:
         return results[0] if context.single else results
 
     def _verify(self, x: fx.Node, shape: tuple[int, ...], layout: Layout, node: fx.Node) -> None:
-        """The local tensor has the shape that its layout promises."""
+        """Raises PlanError unless the local tensor has the shape that its layout implies."""
         want, have = self.local.local_shape(shape, layout), self.local.shape(x)
         if are_numbers(want) and want == have:
             return
@@ -416,12 +416,12 @@ class _Lowering:
 
 
 def neutral(layout: Layout, dtype: torch.dtype) -> float | int | bool:
-    """What an empty shard adds to a result: 0 to a sum, 1 to a product, the least value to a maximum, the greatest to a minimum."""
+    """The contribution of an empty shard: 0 to a sum, 1 to a product, the least value to a maximum, the greatest to a minimum."""
     return identity(next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum"), dtype)
 
 
 class Context:
-    """LocalContext of one node for one size class."""
+    """The LocalContext of one node in one size class."""
 
     def __init__(self, node: fx.Node, call: Call, spec: OpSpec, local: LocalGraph) -> None:
         self.call, self.inputs, self.outputs, self.target = call, spec.inputs, spec.outputs, node.target
@@ -454,7 +454,7 @@ class Context:
 
     @property
     def is_empty(self) -> bool:
-        """Whether sharding left this rank without elements of some operand or of every result."""
+        """Whether sharding leaves this rank no elements of some operand, or of all results."""
         emptied = any(is_emptied(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))
         metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
         return emptied or (bool(metas) and all(is_emptied(self.output_shape(i), m.shape) for i, m in metas))

@@ -1,4 +1,4 @@
-"""What the emitters of redistributions share: padding, cutting, and collectives' dense buffers."""
+"""Helpers for emitting redistributions: padding, cutting, and dense buffers for collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ c10d = torch.ops._c10d_functional
 
 
 def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
-    """Zeros behind the end of each dim that is shorter than in ``shape``."""
+    """Appends zeros to each dim that is shorter than in ``shape``."""
     missing = [want - have for want, have in zip(shape, local.shape(x), strict=True)]
     if all(surely(m == 0) for m in missing):
         return x
@@ -25,7 +25,7 @@ def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 
 def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
-    """The leading part of ``x`` of the given shape."""
+    """The leading part of ``x`` with the given shape."""
     for dim, (want, have) in enumerate(zip(shape, local.shape(x), strict=True)):
         if not surely(want == have):
             x = _part(local, x, dim, 0, want)
@@ -39,7 +39,7 @@ def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 
 
 def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
-    """A slice; if its ends are not known to lie within the dim at all sizes, an index_select: for a slice, torch would add guards."""
+    """A slice. Unless its ends provably lie within the dim at all sizes, an index_select instead: torch would add guards for a slice."""
     if surely(start >= 0) and surely(start + length >= 0) and surely(start + length <= local.shape(x)[dim]):
         return local.emit(aten.slice.Tensor, x, dim, start, start + length)
     places = local.emit(aten.arange.default, length, dtype=torch.int64)
@@ -49,17 +49,17 @@ def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
 
 
 MANY = 16
-"""More chunks than this are cut, and put side by side, by views and paddings of all at once."""
+"""With more chunks than this, they are handled all at once by views and padding."""
 
 
 def at_once(size: Any, n: int) -> bool:
-    """Whether ``n`` chunks of a dim are taken all at once: where they are many, and where their lengths depend on a symbol. Else each is a
-    slice of its own, which copies no more than it has."""
+    """Whether all ``n`` chunks of a dim are handled at once: if there are many, or if their lengths depend on a symbol. Otherwise each
+    chunk is a slice, which copies only its own elements."""
     return n > MANY or (is_symbolic(size) and not surely(-(-size // n) * n == size))
 
 
 def stacked(local: LocalGraph, x: fx.Node, dim: int, n: int, block: Sequence[int]) -> fx.Node:
-    """(n, *block): the chunks of ``dim``, each filled up with zeros; a few calls, however many chunks."""
+    """(n, *block): the chunks of ``dim``, each padded with zeros. The number of calls does not grow with n."""
     shape = local.shape(x)
     length = chunk(shape[dim], n, 0)[1]
     x = pad_to(local, x, (*block[:dim], n * length, *block[dim + 1 :]))
@@ -71,7 +71,7 @@ def stacked(local: LocalGraph, x: fx.Node, dim: int, n: int, block: Sequence[int
 
 
 def side_by_side(local: LocalGraph, blocks: fx.Node, shape: Sequence[int], dim: int) -> fx.Node:
-    """The reverse: from (n, *block) a tensor of ``shape``, in which the blocks' own parts stand one behind the other along ``dim``."""
+    """The inverse: from (n, *block), a tensor of ``shape`` that concatenates the valid parts of the blocks along ``dim``."""
     n, *block = local.shape(blocks)
     length = chunk(shape[dim], n, 0)[1]
     x = cut_to(local, blocks, (n, *block[:dim], length, *block[dim + 1 :]))
@@ -82,11 +82,11 @@ def side_by_side(local: LocalGraph, blocks: fx.Node, shape: Sequence[int], dim: 
 
 
 def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], dim: int) -> fx.Node:
-    """Blocks of ceil size side by side along ``dim``, each cut to its own part of ``shape``.
+    """Concatenates blocks of ceil size along ``dim``, each cut to its own part of ``shape``.
 
-    Where lengths depend on the rank's place, and blocks are no longer than the first part, all is cut at once behind the last one: parts
-    stand without gaps then, and none behind a shorter one has elements. (Where an axis before this one has cut the dim, a rank whose
-    piece is short has shorter parts than blocks.)
+    If lengths depend on the rank, and no block is longer than the first part, the concatenation is cut once at its end instead: the parts
+    then have no gaps, and none after a shorter one has elements. (If an earlier axis has cut the dim, a rank with a short piece has parts
+    shorter than the blocks.)
     """
     lengths: tuple[Any, ...] = chunk_lengths(shape[dim], len(blocks))
     sizes = [local.shape(b)[dim] for b in blocks]
@@ -99,7 +99,7 @@ def joined(local: LocalGraph, blocks: Sequence[fx.Node], shape: Sequence[int], d
 
 
 def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes are the same, for all sizes where they hold symbols."""
+    """Whether two shapes are equal; symbolic ones must be equal at all sizes."""
     return len(shape) == len(other) and all(surely(a == b) for a, b in zip(shape, other, strict=True))
 
 
@@ -108,7 +108,7 @@ def wait(local: LocalGraph, collective: fx.Node) -> fx.Node:
 
 
 def is_dense(value: torch.Tensor) -> bool:
-    """Whether a tensor is contiguous, for all sizes where it has symbols; torch would ask whether one of them is 1."""
+    """Whether a tensor is contiguous, at all sizes if it has symbols; torch's own test would ask whether a symbol is 1."""
     if all(isinstance(size, int) for size in (*value.shape, *value.stride())):
         return value.is_contiguous()
     expected: Any = 1
@@ -122,7 +122,7 @@ def is_dense(value: torch.Tensor) -> bool:
 
 
 def contiguous(local: LocalGraph, x: fx.Node) -> fx.Node:
-    """Collectives take dense buffers; a tensor that is one already passes."""
+    """A dense copy for a collective; ``x`` itself if it is dense."""
     if is_dense(x.meta["val"]):
         return x
     return local.emit(aten.clone.default, x, memory_format=torch.contiguous_format)

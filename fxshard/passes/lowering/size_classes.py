@@ -1,4 +1,4 @@
-"""Size classes: ranks whose shards have equal sizes, level by level, share one lowered graph."""
+"""Size classes: ranks whose shards have equal sizes after every axis of a cut share one lowered graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cut = tuple[int, tuple[int, ...]]
 
 
 def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
-    """Every uneven way in which (shape, layout) pairs cut a dim; even ones give all ranks the same sizes. Symbolic sizes are left out."""
+    """The distinct uneven cuts of dims in these (shape, layout) pairs. Even cuts give all ranks equal sizes; symbolic sizes are skipped."""
     pairs = ((size, layout.axes_on(dim)) for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int))
     return tuple(sorted(cut for cut in set(pairs) if cut[1] and len({level_sizes(cut, mesh, c) for c in mesh.coordinates()}) > 1))
 
@@ -29,5 +29,5 @@ def level_sizes(cut: Cut, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int,
 
 
 def size_classes(all_cuts: tuple[Cut, ...], mesh: Mesh) -> dict[tuple[int, ...], SizeClass]:
-    """Coordinate of each rank -> its class; one class in all where every cut is even."""
+    """Each rank's coordinate -> its class; a single class if every cut is even."""
     return {c: tuple(level_sizes(cut, mesh, c) for cut in all_cuts) for c in mesh.coordinates()}

@@ -1,9 +1,9 @@
-"""What every plan holds at least, and when: a bound on any plan that keeps to ``memory_limit`` is one under these `Live`s.
+"""A lower bound on what every plan holds over time: a bound on the cost under these `Live`s bounds every plan within ``memory_limit``.
 
-``memory_use`` counts at least what a plan holds, so that what is found keeps to the limit; that may be more than it holds where a value has
-several readers. Here only what is certain is counted. A value lies in memory as it was made until its first reader. From then on to its
-last reader it does so in that layout or in the one that the last reader wants: the smaller one is certain. What views give lies in
-the memory of what they read. At no time are two things counted that may be the same memory.
+``memory_use`` never counts less than a plan holds, so a plan found with it keeps the limit; it may count more if a value has several
+readers. This module counts only what is certain. A value is in memory as produced until its first reader. From then to its last reader it
+exists either in that layout or in the one that the last reader wants, so the smaller of the two is certain. The results of views lie in the
+memory of their operand. No two lives count the same memory at the same time.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from torch import fx
 from fxshard.graph.planning_graph import operands, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
 from fxshard.passes.annotation.lifetimes import parameter_state, values_of
-from fxshard.passes.memory.memory_use import Kept, Reader, Usage, given_layouts
-from fxshard.passes.memory.saved_for_backward import REDONE, Wants, in_modes
+from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, given_layouts
+from fxshard.passes.memory.saved_for_backward import RECOMPUTED, Wants, in_modes
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live, Transfer
 
 Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Bytes of the memory that a value lies in, and of itself, in each of its layouts -> (given, wanted) bytes."""
+"""(storage bytes, value bytes), each by layout -> (given, wanted) bytes. The storage of a view is larger than the view."""
 Memory = Mapping[Layout | None, float]
-"""Bytes of the memory that a view lies in, by the layout of the view."""
+"""Bytes of the storage that a view lies in, by the layout of the view."""
 
 
-def _either(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there in one of the two."""
+def _given_or_wanted(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The value exists in the given or in the wanted layout: the smaller one is certain."""
     return np.minimum(_wanted(memory, sizes), memory[:, None])
 
 
 def _wanted(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there in the layout that is wanted."""
-    return _further(memory, sizes) + np.diag(memory)
+    """The value exists in the wanted layout."""
+    return _copy_besides_given(memory, sizes) + np.diag(memory)
 
 
-def _further(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there in the layout that is wanted, beside the one that is given."""
+def _copy_besides_given(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The value exists in the wanted layout, in addition to the given one."""
     found = np.where(memory[:, None] > 0, sizes[None, :], 0.0)
     return found - np.diag(np.diag(found))
 
 
-def _unmoved(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """It is there where what is wanted is what is given."""
+def _only_if_unmoved(memory: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The value exists if the wanted layout is the given one."""
     return np.diag(memory)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """``node`` reads a value at ``time``, variable ``var`` in ``layouts`` by state, needs it ``until`` then; ``again``: its second run."""
+    """``node`` reads a value at ``time`` in ``layouts``, by state of variable ``var``, until ``until``; ``again``: in its second run."""
 
     node: fx.Node
     time: int
@@ -65,7 +65,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Half:
-    """A value as its readers in one half of the step find it: in ``have`` by the state of ``var``; ``first``: when it is first read."""
+    """A value and its readers in the forward or in the backward, where it has layout ``have``, by state of ``var``."""
 
     var: int
     have: Wants
@@ -77,35 +77,35 @@ class Half:
 
 
 @dataclass
-class Floor:
-    """``readers``, ``kept`` (by value): of the formulation; ``transfers``: its own, then those of nothing that the lives here are of."""
+class MemoryFloor:
+    """``readers`` and ``kept`` (by value) are the formulation's; ``transfers``: the formulation's, then free ones for these lives."""
 
-    usage: Usage
+    usage: MemoryUse
     readers: Mapping[str, tuple[Reader, ...]]
     kept: Mapping[str, Kept]
     transfers: list[Transfer]
     _pairs: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.modes, self.times, self.alike = self.usage.modes, self.usage.modes.times, self.usage.alike
+        self.modes, self.times, self.cache = self.usage.modes, self.usage.modes.times, self.usage.cache
 
     def lives(self) -> Iterator[Live]:
-        """All of them."""
+        """All lives of the bound."""
         for value in self.times.values:
             halves = self._halves(value)
             for half in halves:
-                yield from self._moved(value, half)
+                yield from self._copy_for_first_reader(value, half)
             if not self.times.is_view(producer(value)[0]):
                 yield from self._made(value, halves)
         for kept in self.kept.values():
-            yield from self._beside(kept)
-        yield from self._running()
+            yield from self._kept_copy(kept)
+        yield from self._node_workspaces()
 
     def _made(self, value: fx.Node, halves: Sequence[Half]) -> Iterator[Live]:
-        """A value that has memory of its own."""
+        """The lives of a value with its own memory."""
         times, (source, index), born = self.times, producer(value), self.times.born(value)
         var, specs = self.usage.node_vars[source.name]
-        bytes_ = self.usage.bytes_of(value, (self.alike(("given", index), (specs,), partial(given_layouts, specs, index)),))
+        bytes_ = self.usage.bytes_of(value, (self.cache(("given", index), (specs,), partial(given_layouts, specs, index)),))
         if source.op == "placeholder":
             state = parameter_state(value, self.usage.optimizer) if value.name in times.trained else 1.0
             yield Live(*times.own_span(value), state * bytes_, var)
@@ -115,53 +115,55 @@ class Floor:
             return
         inside, again = source in self.modes.block, np.zeros(0)
         if inside:
-            again = np.where(np.array(self.usage.states[var]) == REDONE, bytes_, 0.0)
+            again = np.where(np.array(self.usage.states[var]) == RECOMPUTED, bytes_, 0.0)
         late = all(times.in_backward(r.node) for r in halves[0].readings) and not times.in_backward(source)
         since = max(born, self._first(value, halves[0])) + 1
-        if inside and late:  # what is computed again is not there in between
+        if inside and late:  # a recomputed value is freed in between
             yield Live(born, born + 1, bytes_, var)
             yield Live(born + 1, since, bytes_ - again, var)
         else:
             yield Live(born, since, bytes_, var)
         if inside and source in times.recomputed_at:
             runs = (
-                [halves[-1].first.time] if late or len(halves) > 1 else [times.recomputed_at[r] for r in self.modes.redone_readers(value)]
+                [halves[-1].first.time]
+                if late or len(halves) > 1
+                else [times.recomputed_at[r] for r in self.modes.recomputed_readers(value)]
             )
             if runs:
                 yield Live(times.recomputed_at[source], max(min(runs), times.recomputed_at[source]) + 1, again, var)
         if len(halves) == 1:
-            yield from self._along(value, halves[0], since)
+            yield from self._until_last_reader(value, halves[0], since)
         else:
-            yield from self._crossed(value, halves, since)
+            yield from self._kept_for_backward(value, halves, since)
 
-    def _crossed(self, value: fx.Node, halves: Sequence[Half], since: int) -> Iterator[Live]:
-        """What is kept of a value for the backward, from ``since`` on: as made or already in the layout in which it is kept."""
+    def _kept_for_backward(self, value: fx.Node, halves: Sequence[Half], since: int) -> Iterator[Live]:
+        """The value kept for the backward, from ``since`` on: as produced or already in the saved layout."""
         kept, read = self.kept[value.name], halves[1].first.time + 1
         made = max(since, kept.crossing.made[1])
-        yield from self._pair(value, halves[0], kept.var, kept.layouts, _either, since, min(made, read))
+        yield from self._live_of_pair(value, halves[0], kept.var, kept.layouts, _given_or_wanted, since, min(made, read))
         if made >= read:  # it is returned as well, to the end
-            yield from self._along(value, halves[0], max(since, read))
+            yield from self._until_last_reader(value, halves[0], max(since, read))
             return
         yield Live(made, read, self.usage.bytes_of(value, (kept.layouts,)), kept.var)
-        yield from self._along(value, halves[1], read)
+        yield from self._until_last_reader(value, halves[1], read)
 
-    def _beside(self, kept: Kept) -> Iterator[Live]:
-        """What is kept for the backward of a value whose memory is not its own."""
+    def _kept_copy(self, kept: Kept) -> Iterator[Live]:
+        """The saved copy of a value that does not own its memory."""
         if kept.transfer >= 0:
             _, other = self.usage.moved_bytes(kept.crossing.value, kept.ends)
             yield Live(kept.crossing.first[1], kept.crossing.second[0] + 1, other, transfer=kept.transfer)
 
-    def _along(self, value: fx.Node, half: Half, since: int, memory: Memory | None = None) -> Iterator[Live]:
-        """The memory of a value from ``since``, when it was read first, to its last reader, and to that of the views it gives."""
+    def _until_last_reader(self, value: fx.Node, half: Half, since: int, memory: Memory | None = None) -> Iterator[Live]:
+        """The memory of a value from ``since``, after its first read, to its last reader and that of the views of it."""
         last = max(half.readings, key=lambda r: (r.until, r.time))
-        form = _wanted if self.times.only_returned(value) else _either
-        yield from self._pair(value, half, last.var, last.layouts, form, since, last.time, memory)
-        yield from self._pair(value, half, last.var, last.layouts, _wanted, max(since, last.time), last.time + 1, memory)
+        form = _wanted if self.times.only_returned(value) else _given_or_wanted
+        yield from self._live_of_pair(value, half, last.var, last.layouts, form, since, last.time, memory)
+        yield from self._live_of_pair(value, half, last.var, last.layouts, _wanted, max(since, last.time), last.time + 1, memory)
         if self.times.is_view(last.node) and not last.again:
-            yield from self._through(value, last.node, max(since, last.time + 1), memory)
+            yield from self._through_view(value, last.node, max(since, last.time + 1), memory)
 
-    def _through(self, operand: fx.Node, view: fx.Node, since: int, memory: Memory | None) -> Iterator[Live]:
-        """The memory of ``operand``, which a view has read in any layout, for as long as what it gives is read."""
+    def _through_view(self, operand: fx.Node, view: fx.Node, since: int, memory: Memory | None) -> Iterator[Live]:
+        """The memory of ``operand``, read by a view in any layout, for as long as the view's result is read."""
         value = max(values_of(view), key=self.times.last.__getitem__, default=None)
         halves = [] if value is None else self._halves(value)
         if value is None or not halves:
@@ -169,20 +171,20 @@ class Floor:
         var, specs = self.usage.node_vars[view.name]
         index, size = producer(value)[1], shape_and_itemsize(operand)
         read = max(since, self._first(value, halves[0]) + 1)
-        amounts, lies = self.alike(("view", index, *size), (specs, memory), partial(self._lies, operand, specs, index, memory))
+        amounts, lies = self.cache(("view", index, *size), (specs, memory), partial(self._lies, operand, specs, index, memory))
         yield Live(since, read, amounts, var)
         if len(halves) > 1:
             kept, late = self.kept[value.name], max(read, halves[1].first.time + 1)
-            yield from self._pair(value, halves[0], kept.var, kept.layouts, _unmoved, read, late, lies)
-            read, lies = late, self.alike(("kept",), (lies, kept.read), partial(self._at_least, value, lies, kept.read))
-        yield from self._along(value, halves[-1], read, lies)
+            yield from self._live_of_pair(value, halves[0], kept.var, kept.layouts, _only_if_unmoved, read, late, lies)
+            read, lies = late, self.cache(("kept",), (lies, kept.read), partial(self._at_least, value, lies, kept.read))
+        yield from self._until_last_reader(value, halves[-1], read, lies)
 
     def _at_least(self, value: fx.Node, memory: Memory, read: Wants) -> Memory:
-        """The same where the view may also have been kept in memory of its own."""
+        """The same memory, or less where the view may have been saved as a copy of its own."""
         return {at: min(size, memory.get(at, size)) for at, size in zip(read, self.usage.bytes_of(value, (read,)), strict=True)}
 
     def _lies(self, operand: fx.Node, specs: Sequence[OpSpec], index: int, memory: Memory | None) -> tuple[np.ndarray, Memory]:
-        """Bytes of the memory that a view lies in, by spec, and at least, by its own layout."""
+        """Bytes of the storage of a view, by spec; and the least over specs, by the view's layout."""
         wanted = tuple(spec.inputs[0] for spec in specs)
         own = self.usage.bytes_of(operand, (wanted,))
         sizes = [size if memory is None else min(size, memory.get(at, size)) for at, size in zip(wanted, own, strict=True)]
@@ -191,36 +193,36 @@ class Floor:
             found[spec.outputs[index]] = min(size, found.get(spec.outputs[index], np.inf))
         return np.array(sizes), found
 
-    def _moved(self, value: fx.Node, half: Half) -> Iterator[Live]:
-        """What a value is brought into for its first reader of a half, beside what it was, and what that takes meanwhile."""
+    def _copy_for_first_reader(self, value: fx.Node, half: Half) -> Iterator[Live]:
+        """The copy for the first reader in a half, beside the original, and the workspace of the redistribution."""
         first, time, base = half.first, self._first(value, half), producer(value)[0]
         until = time + 1
-        if base.op == "placeholder" and self.times.is_view(first.node) and not first.again:  # it stays in any case
+        if base.op == "placeholder" and self.times.is_view(first.node) and not first.again:  # the original stays in any case
             views = [v for v in values_of(first.node) if v in self.times.readers]
             until = max(until, min((self._needed(v) + 1 for v in views), default=until))
-        yield from self._pair(value, half, first.var, first.layouts, _further, time, until)
-        yield from self._moving(value, half, first, time)
+        yield from self._live_of_pair(value, half, first.var, first.layouts, _copy_besides_given, time, until)
+        yield from self._move_workspace(value, half, first, time)
         late = [r for r in half.readings if not r.again]
         if first.again and late and base.op == "placeholder":
             other = min(late, key=lambda r: r.time)
-            yield from self._pair(value, half, other.var, other.layouts, _further, other.time, other.time + 1)
+            yield from self._live_of_pair(value, half, other.var, other.layouts, _copy_besides_given, other.time, other.time + 1)
 
-    def _moving(self, value: fx.Node, half: Half, reading: Reading, time: int) -> Iterator[Live]:
+    def _move_workspace(self, value: fx.Node, half: Half, reading: Reading, time: int) -> Iterator[Live]:
         if reading.var == half.var:
             return
         amounts = self.usage.moving_bytes(value, (half.have, reading.layouts))
         if amounts.any():
             yield Live(time, time + 1, amounts, transfer=self._transfer(half.var, half.have, reading.var, reading.layouts))
 
-    def _running(self) -> Iterator[Live]:
-        """What nodes take while they run; an operand that nobody may need after it makes room."""
+    def _node_workspaces(self) -> Iterator[Live]:
+        """The workspaces of nodes; an operand that may die at the node is subtracted."""
         for node, time in self.times.time.items():
             if node.op == "call_function":
-                yield from self._run(node, time, self._dying(node), None)
+                yield from self._node_workspace(node, time, self._dying(node), None)
                 if node in self.times.recomputed_at:
-                    yield from self._run(node, self.times.recomputed_at[node], self.times.owns_memory(node), REDONE)
+                    yield from self._node_workspace(node, self.times.recomputed_at[node], self.times.owns_memory(node), RECOMPUTED)
 
-    def _run(self, node: fx.Node, time: int, dying: tuple[bool, ...], mode: int | None) -> Iterator[Live]:
+    def _node_workspace(self, node: fx.Node, time: int, dying: tuple[bool, ...], mode: int | None) -> Iterator[Live]:
         var, specs = self.usage.node_vars[node.name]
         amounts = self.usage.running(node, specs, dying)
         if amounts.any():
@@ -228,19 +230,19 @@ class Floor:
             yield Live(time, time + 1, found, var)
 
     def _dying(self, node: fx.Node) -> tuple[bool, ...]:
-        """Those that nobody needs after the first run of ``node``; one of the forward may be computed again for those who do."""
+        """Operands not needed after the first run of ``node``; in the forward, also those that may be recomputed for later readers."""
         if self.times.in_backward(node):
             return self.times.last_uses(node)
-        redone = [producer(o)[0] in self.modes.block and self.modes.early_end(o) <= self.times.time[node] + 1 for o in operands(node)]
+        redone = [producer(o)[0] in self.modes.block and self.modes.forward_end(o) <= self.times.time[node] + 1 for o in operands(node)]
         return tuple(
             dies or (one and may) for dies, one, may in zip(self.times.last_uses(node), self.times.owns_memory(node), redone, strict=True)
         )
 
     def _halves(self, value: fx.Node) -> list[Half]:
-        """By those who read it as it is made and, where it crosses into the backward, those who read what is kept; nobody: none."""
+        """The readers of the value as produced and, if it crosses into the backward, those of the saved value; empty without readers."""
         source, index = producer(value)
         var, specs = self.usage.node_vars[source.name]
-        have = self.alike(("layouts", "outputs", index), (specs,), partial(given_layouts, specs, index))
+        have = self.cache(("layouts", "outputs", index), (specs,), partial(given_layouts, specs, index))
         crossing, found = self.modes.crossing(value), self.readers.get(value.name, ())
         if not found:
             return []
@@ -257,30 +259,30 @@ class Floor:
         node = self.times.graph.by_name.get(reader.node) or self.times.graph.module.graph.output_node()
         if not again:
             return Reading(node, self.times.time[node], self.times.read_until(value, node), reader.var, reader.layouts)
-        layouts = in_modes(self.alike, reader.layouts, self.usage.states.get(reader.var), (REDONE,))
+        layouts = in_modes(self.cache, reader.layouts, self.usage.states.get(reader.var), (RECOMPUTED,))
         return Reading(node, self.times.recomputed_at[node], self.times.recomputed_at[node] + 1, reader.var, layouts, True)
 
     def _first(self, value: fx.Node, half: Half) -> int:
-        """When it is first read; what is only returned is brought into the layout asked for as soon as it is made."""
+        """When a half is first read; a value that is only returned is redistributed as soon as it is produced."""
         only = self.times.only_returned(value) and producer(value)[0].op != "placeholder"
         return self.times.born(value) if only else half.first.time
 
     def _needed(self, view: fx.Node) -> int:
-        """When what a view gives is first read; what is only returned is brought elsewhere as soon as it is made."""
+        """When the result of a view is first read; if it is only returned, it is redistributed as soon as it is produced."""
         readers = (self.times.time[r] for r in self.times.readers[view])
         return self.times.born(view) if self.times.only_returned(view) else min(readers)
 
-    def _pair(
+    def _live_of_pair(
         self, value: fx.Node, half: Half, reader: int, want: Wants, form: Form, lo: int, hi: int, memory: Memory | None = None
     ) -> Iterator[Live]:
-        """Memory that follows from the layout in which a value is given and from the one in which one reader wants it.
+        """A life whose bytes depend on the layout in which a value is given and that in which one reader wants it.
 
-        ``memory``: that of what it is a view of, None where it has its own.
+        ``memory``: the storage of what the value is a view of; None if it has its own.
         """
         if lo >= hi or reader == half.var:
             return
         ends = half.have, want
-        amounts = self.alike(
+        amounts = self.cache(
             ("floor", form, *shape_and_itemsize(value)), (*ends, memory), partial(self._amounts, value, ends, form, memory)
         )
         if amounts.any():
@@ -294,17 +296,17 @@ class Floor:
         return form(np.array([memory.get(at, size) for at, size in zip(layouts, sizes, strict=True)]), sizes)
 
     def _transfer(self, var: int, have: Wants, reader: int, want: Wants) -> int:
-        """A transfer of nothing from one variable to another."""
+        """A free transfer between two variables, to which a life can refer."""
         key = var, id(have), reader, id(want)
         if key not in self._pairs:
-            given, wanted, free = self.alike(("pair",), (have, want), partial(_numbered, have, want))
+            given, wanted, free = self.cache(("pair",), (have, want), partial(_numbered, have, want))
             self._pairs[key] = len(self.transfers)
             self.transfers.append(Transfer(var, given, ((reader, wanted),), free))
         return self._pairs[key]
 
 
 def _numbered(have: Wants, want: Wants) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The numbers of layouts among the distinct ones of both ends, and that it costs nothing to bring one into another."""
+    """The indices of the given and wanted layouts among the distinct ones of both, and a table of zero costs."""
     number = {layout: k for k, layout in enumerate(dict.fromkeys(itertools.chain(have, want)))}
     given, wanted = (np.array([number[layout] for layout in end], dtype=np.int64) for end in (have, want))
     return given, wanted, np.zeros((len(number), len(number)))

@@ -1,4 +1,4 @@
-"""What a plan holds over time: what it is said to need, and what a limit on memory is kept by."""
+"""The allocations of a plan over time: they give its reported memory and decide whether it keeps a limit."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fxshard.solver import Timeline
 
 
 @dataclass(frozen=True)
-class Held:
-    """One stretch of memory: of which value, for what (one of ``memory_profile.KINDS``), when, how many bytes, in which layout.
+class Allocation:
+    """One allocation: its value, kind (one of ``memory_profile.KINDS``), span, bytes and layout.
 
-    ``layout``: None for what a node or a redistribution takes while it runs.
+    ``layout``: None for the workspace of a node or redistribution.
     """
 
     value: str
@@ -32,8 +32,10 @@ class Held:
     layout: Layout | None = None
 
 
-def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer) -> list[Held]:
-    """What a plan holds, and when; a value that is read in other layouts only dies once it has been brought into them."""
+def allocations(
+    times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+) -> list[Allocation]:
+    """The allocations of a plan. A value that is read only in other layouts dies once it is redistributed to them."""
     found = []
     entries: dict[str, list[Redistribution]] = {}
     for move in moves:
@@ -44,39 +46,39 @@ def held(times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistri
         if not times.is_view(source):
             size = _bytes(value, have, mesh)
             span = times.own_span(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
-            found.append(Held(value.name, kind, span, size, have))
+            found.append(Allocation(value.name, kind, span, size, have))
             if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
-                found.append(Held(value.name, "optimizer", (0, times.end), extra, have))
+                found.append(Allocation(value.name, "optimizer", (0, times.end), extra, have))
         mine = entries.get(value.name, [])
         for entry in mine:
             returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
             why = kind if returned else "gathered" if any(step.is_collective for step in entry.steps) else "temporary"
-            span = _moved(value, entry, times, entries, specs)
-            meanwhile, behind = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
-            found.append(Held(value.name, why, span, _bytes(value, entry.target, mesh) + behind, entry.target))
-            found.append(Held(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
+            span = _copy_span(value, entry, times, entries, specs)
+            meanwhile, excess = workspace.of_move(value.meta["val"], entry.source, entry.steps, mesh)
+            found.append(Allocation(value.name, why, span, _bytes(value, entry.target, mesh) + excess, entry.target))
+            found.append(Allocation(value.name, "temporary", (span[0], span[0] + 1), meanwhile))
     for node, time in times.time.items():
-        bytes_ = times.workspaces((node.name, mesh.shape), (specs[node.name],), partial(_taken, node, specs[node.name], times, mesh))
-        found.append(Held(node.name, "temporary", (time, time + 1), bytes_))
+        bytes_ = times.workspaces((node.name, mesh.shape), (specs[node.name],), partial(_workspace, node, specs[node.name], times, mesh))
+        found.append(Allocation(node.name, "temporary", (time, time + 1), bytes_))
     return found
 
 
-def _taken(node: fx.Node, spec: OpSpec, times: Lifetimes, mesh: Mesh) -> int:
-    return round(float(workspace.of_node(node, [spec], times.last_uses(node), mesh)[0])) if workspace.takes(node) else 0
+def _workspace(node: fx.Node, spec: OpSpec, times: Lifetimes, mesh: Mesh) -> int:
+    return round(float(workspace.of_node(node, [spec], times.last_uses(node), mesh)[0])) if workspace.may_need(node) else 0
 
 
 Entries = Mapping[str, Sequence[Redistribution]]
 
 
 def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
-    """When a value is needed no more in the layout in which it is made."""
+    """When a value is no longer needed in the layout in which it is produced."""
     source, index = producer(value)
     moves, have = entries.get(value.name, ()), specs[source.name].outputs[index]
     if not moves:
         return max((times.born(value) + 1, *(_read_until(value, r, times, entries, specs) for r in times.readers.get(value, ()))))
     moved = {reader for entry in moves for reader in entry.readers}
     ends = [times.born(value) + 1]
-    ends += [_begins(value, entry, times) + 1 for entry in moves if entry.source == have]
+    ends += [_start(value, entry, times) + 1 for entry in moves if entry.source == have]
     for reader in times.readers.get(value, []):
         if any(o is value and (reader.name, k) not in moved for k, o in enumerate(times.operands[reader])):
             ends.append(_read_until(value, reader, times, entries, specs))
@@ -84,13 +86,13 @@ def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[st
 
 
 def _read_until(value: fx.Node, reader: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:
-    """When a reader needs what it reads of a value no more: a view until what it gives is needed no more as it is."""
+    """When a reader no longer needs what it reads; for a view, when its result is no longer needed as it is."""
     views = values_of(reader) if times.is_view(reader) else []
     return max((_until(v, times, entries, specs) for v in views), default=times.read_until(value, reader))
 
 
-def _begins(value: fx.Node, entry: Redistribution, times: Lifetimes) -> int:
-    """When a redistribution is made: for its first reader, or for the first one of all."""
+def _start(value: fx.Node, entry: Redistribution, times: Lifetimes) -> int:
+    """When a redistribution runs: at its first reader; if it is ``ahead``, at the first reader of the value."""
     if entry.ahead:
         return min(times.time[r] for r in times.readers[value])
     return times.copy_span(value, _readers(entry, times))[0] if entry.readers else times.end
@@ -100,19 +102,19 @@ def _readers(entry: Redistribution, times: Lifetimes) -> list[fx.Node]:
     return [times.graph.by_name[name] for name, _ in entry.readers]
 
 
-def _moved(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> Span:
-    """When what a redistribution gives is there: for its readers, and until others are made that start from it."""
+def _copy_span(value: fx.Node, entry: Redistribution, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> Span:
+    """The span of a redistribution's result: until its readers, and the redistributions that start from it, are done."""
     source, index = producer(value)
     have = specs[source.name].outputs[index]
     ends = [_read_until(value, reader, times, entries, specs) for reader in _readers(entry, times)]
     if entry.source == have:
-        ends += [_begins(value, one, times) + 1 for one in entries[value.name] if one.source == entry.target and one.source != have]
-    return _begins(value, entry, times), max(ends, default=0)
+        ends += [_start(value, one, times) + 1 for one in entries[value.name] if one.source == entry.target and one.source != have]
+    return _start(value, entry, times), max(ends, default=0)
 
 
-def over_time(held_: Sequence[Held]) -> Timeline:
-    """Bytes that are held at once."""
-    return Timeline.of([one.span for one in held_], [one.bytes for one in held_])
+def total_over_time(allocated: Sequence[Allocation]) -> Timeline:
+    """Total bytes over time."""
+    return Timeline.of([one.span for one in allocated], [one.bytes for one in allocated])
 
 
 def _bytes(value: fx.Node, layout: Layout | None, mesh: Mesh) -> int:

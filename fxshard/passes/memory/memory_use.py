@@ -1,8 +1,8 @@
-"""What the states of a problem take in memory, and when: the `Live`s of its variables and transfers.
+"""An upper bound on the memory of a plan, as the `Live`s of the problem's variables and transfers.
 
-A value takes the bytes of its shard while it is there as made (``lifetimes``), in each mode of its node (``modes``); what it is brought
-into takes its own from the first reader that shares it to the last. Views take nothing. While a node runs or a value is brought into
-another layout a rank takes more for that moment (``workspace``).
+A value takes the bytes of its shard while it exists as produced (``lifetimes``), depending on the mode of its node (``modes``). Each
+redistributed copy takes its own bytes from the first reader that shares it to the last. Views take nothing. Nodes and redistributions need
+workspace while they run (``workspace``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span, parameter_state, shard_bytes
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.memory import workspace
-from fxshard.passes.memory.saved_for_backward import REDONE, Crossing, Modes
+from fxshard.passes.memory.saved_for_backward import RECOMPUTED, Crossing, Modes
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live
 
@@ -34,7 +34,7 @@ Ends = tuple[tuple[Layout | None, ...], ...]
 
 @dataclass(frozen=True)
 class Reader:
-    """Something that reads a value: variable ``var`` reads it in ``layouts[state]``; ``node``/``operand`` say where in the graph."""
+    """A read of a value: variable ``var`` reads it in ``layouts[state]``, as operand ``operand`` of ``node``."""
 
     var: int
     layouts: tuple[Layout, ...]
@@ -43,8 +43,8 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Brought:
-    """A value's transfer: its index, the layouts by state at its ends (the producer, then readers), when what it brings is there."""
+class Redistributed:
+    """The redistributed copies of a value: the transfer's index, the layouts by state at its ends (producer, then readers), the span."""
 
     value: fx.Node
     transfer: int
@@ -54,10 +54,10 @@ class Brought:
 
 @dataclass(frozen=True)
 class Kept:
-    """How a value gets to the backward: variable ``var`` says in which of ``layouts`` it is kept, None where it is not.
+    """How a value reaches the backward: variable ``var`` chooses the saved one of ``layouts``, None where it is not saved.
 
-    ``read``: in which the backward finds it, by state: also where it is computed again. ``transfer``: of nothing, from what makes the
-    value to ``var``, where what is kept beside it as made takes memory.
+    ``read``: the layout in which the backward finds it, by state, also if it is recomputed. ``transfer``: a free one from the producer to
+    ``var``, used if the saved copy takes memory beside the original.
     """
 
     crossing: Crossing
@@ -69,28 +69,28 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Usage:
-    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices``: of what, and at which sizes, paths are the cheapest."""
+class MemoryUse:
+    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices`` determine the cheapest paths."""
 
     modes: Modes
     mesh: Mesh
     optimizer: Optimizer
-    alike: IdentityCache
+    cache: IdentityCache
     node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]
     states: Mapping[int, tuple[int, ...]]
     price: Price
     prices: Prices
 
-    def own(self, brought: Sequence[Brought]) -> Iterator[Live]:
-        """Values as they are made; what is only returned, and brought nowhere, stays to the end."""
-        times, moved = self.modes.times, {one.value for one in brought}
+    def as_produced(self, redistributed: Sequence[Redistributed]) -> Iterator[Live]:
+        """Values as produced. One that is only returned, and never redistributed, lives to the end."""
+        times, moved = self.modes.times, {one.value for one in redistributed}
         for value in times.values:
             source, index = producer(value)
             if times.is_view(source):
                 continue
             var, specs = self.node_vars[source.name]
             state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
-            given = self.alike(("given", index), (specs,), partial(given_layouts, specs, index))
+            given = self.cache(("given", index), (specs,), partial(given_layouts, specs, index))
             amounts = state * self.bytes_of(value, (given,))
             lo, hi = self._made(value)
             if times.only_returned(value) and source.op != "placeholder" and value not in moved:
@@ -98,20 +98,20 @@ class Usage:
             if source not in self.modes.block:
                 yield Live(lo, hi, amounts, var)
                 continue
-            early = min(hi, max(self.modes.early_end(value), self.modes.shown_until(value)))
-            again = self._when_redone(var, amounts)
+            early = min(hi, max(self.modes.forward_end(value), self.modes.views_until(value)))
+            again = self._when_recomputed(var, amounts)
             yield Live(lo, early, amounts, var)
             yield Live(early, hi, amounts - again, var)
-            yield Live(*self.modes.redone_span(value), again, var)
+            yield Live(*self.modes.recomputed_span(value), again, var)
 
     def _made(self, value: fx.Node) -> Span:
-        """When it is there as it was made."""
+        """The span in which the value exists as produced."""
         crossing = self.modes.crossing(value)
         lo, hi = self.modes.times.own_span(value) if crossing is None else crossing.made
-        return lo, max(hi, self.modes.shown_until(value))
+        return lo, max(hi, self.modes.views_until(value))
 
-    def meanwhile(self, transfers: Sequence[Brought]) -> Iterator[Live]:
-        """What nodes, and redistributions where they may be made, take for a moment (``workspace``)."""
+    def workspaces(self, transfers: Sequence[Redistributed]) -> Iterator[Live]:
+        """The workspaces of nodes, and of redistributions at every time at which they may run."""
         times = self.modes.times
         for node, time in times.time.items():
             if node.op == "call_function":
@@ -120,7 +120,7 @@ class Usage:
                 if amounts.any():
                     yield Live(time, time + 1, amounts, var)
                     if node in times.recomputed_at:
-                        yield Live(times.recomputed_at[node], times.recomputed_at[node] + 1, self._when_redone(var, amounts), var)
+                        yield Live(times.recomputed_at[node], times.recomputed_at[node] + 1, self._when_recomputed(var, amounts), var)
         for one in transfers:
             amounts = self.moving_bytes(one.value, one.ends)
             if amounts.any():
@@ -128,12 +128,12 @@ class Usage:
                 for time in [one.span[0]] if only else [t for t in self.modes.reads(one.value) if one.span[0] <= t < one.span[1]]:
                     yield Live(time, time + 1, amounts, transfer=one.transfer)
 
-    def brought(self, transfers: Sequence[Brought]) -> Iterator[Live]:
-        """Values in other layouts. What is only returned is brought there at once; what was there already is counted as made until then."""
+    def redistributed(self, transfers: Sequence[Redistributed]) -> Iterator[Live]:
+        """Redistributed copies. One that is only returned is made at once; until then the original is counted as produced."""
         times = self.modes.times
         for one in transfers:
             there, other = self.moved_bytes(one.value, one.ends)
-            lo, hi = one.span[0], max(one.span[1], self.modes.shown_until(one.value))
+            lo, hi = one.span[0], max(one.span[1], self.modes.views_until(one.value))
             source = producer(one.value)[0]
             if times.only_returned(one.value) and source.op != "placeholder" and not times.is_view(source):
                 yield Live(lo, lo + 1, other, transfer=one.transfer)
@@ -141,8 +141,8 @@ class Usage:
             else:
                 yield Live(lo, hi, other, transfer=one.transfer)
 
-    def joined(self, groups: Sequence[tuple[int, Group]]) -> Iterator[Live]:
-        """What the members of a group hand over to each other in another layout, by the state of all."""
+    def within_groups(self, groups: Sequence[tuple[int, Group]]) -> Iterator[Live]:
+        """The values that the members of a group pass to each other in another layout, by the group's state."""
         times = self.modes.times
         for var, group in groups:
             options = [self.node_vars[n.name][1] for n in group.nodes]
@@ -158,11 +158,12 @@ class Usage:
                 made = group.nodes[member]
                 yield Live(times.time[made], times.time[group.nodes[-1]] + 1, amounts, var)
                 if made in times.recomputed_at:
-                    yield Live(times.recomputed_at[made], times.recomputed_at[group.nodes[-1]] + 1, self._when_redone(var, amounts), var)
+                    yield Live(
+                        times.recomputed_at[made], times.recomputed_at[group.nodes[-1]] + 1, self._when_recomputed(var, amounts), var
+                    )
 
     def kept(self, kept: Sequence[Kept]) -> Iterator[Live]:
-        """What is kept for the backward once the forward has read it, and in the backward; where that is there as made in any case,
-        what is kept beside it."""
+        """Values saved for the backward, from the end of the forward's reads on; if the original stays anyway, the copy beside it."""
         for one in kept:
             value = one.crossing.value
             if one.crossing.own:
@@ -171,20 +172,20 @@ class Usage:
                 _, other = self.moved_bytes(value, one.ends)
                 yield Live(one.crossing.first[1], one.crossing.end, other, transfer=one.transfer)
 
-    def _when_redone(self, var: int, amounts: np.ndarray) -> np.ndarray:
-        return np.where(np.array(self.states[var]) == REDONE, amounts, 0.0)
+    def _when_recomputed(self, var: int, amounts: np.ndarray) -> np.ndarray:
+        return np.where(np.array(self.states[var]) == RECOMPUTED, amounts, 0.0)
 
     def running(self, node: fx.Node, specs: tuple[OpSpec, ...], dying: tuple[bool, ...]) -> np.ndarray:
-        """Bytes that a node takes while it runs, by spec; ``dying``: the operands that nobody needs after it."""
-        key = "running", workspace.run_of(node, dying)
-        return self.alike(key, (specs,), lambda: workspace.of_node(node, specs, dying, self.mesh))
+        """Workspace of a node in bytes, by spec; ``dying``: the operands that nobody needs after it."""
+        key = "running", workspace.node_key(node, dying)
+        return self.cache(key, (specs,), lambda: workspace.of_node(node, specs, dying, self.mesh))
 
     def moving_bytes(self, value: fx.Node, ends: Ends) -> np.ndarray:
-        """(given, wanted) bytes that are taken while a value is brought from one of the distinct layouts of some ends into another."""
+        """(given, wanted) workspace in bytes of a redistribution between the distinct layouts of these ends."""
         return self._of_moves(value, ends)[0]
 
     def moved_bytes(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
-        """(given, wanted) bytes of what is wanted; the same with nothing where it is what is given. Nothing where nothing is given."""
+        """(given, wanted) bytes of the copy in the wanted layout, and the same with 0 where it equals the given one; 0 for None."""
         return self._of_moves(value, ends)[1:]
 
     def _of_moves(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -193,18 +194,18 @@ class Usage:
         def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
             paths = path_table_for([at for at in layouts if at is not None], *priced, self.mesh, self.price)
-            meanwhile, behind = workspace.of_moves(tensor, paths, layouts)
+            meanwhile, excess = workspace.of_moves(tensor, paths, layouts)
             sizes = self.bytes_of(value, ends)
-            there = np.tile(sizes, (len(sizes), 1)) + behind
+            there = np.tile(sizes, (len(sizes), 1)) + excess
             there[[k for k, layout in enumerate(layouts) if layout is None]] = 0.0
             return meanwhile, there, there - np.diag(np.diag(there))
 
         shape = plain_shape(tensor.shape)
         strides = () if UNKNOWN in shape else tensor.stride()
-        return self.alike(("moves", shape, strides, tensor.dtype, priced), ends, make)
+        return self.cache(("moves", shape, strides, tensor.dtype, priced), ends, make)
 
     def _moving(self, node: fx.Node, output: int, have: Layout | None, want: Layout | None) -> int:
-        """Both together of one of the outputs of a node, and of two layouts."""
+        """Workspace and excess storage together, for one output of a node and two layouts."""
         tensor = outputs_of(node)[output]
         if tensor is None or have is None or want is None or have == want:
             return 0
@@ -212,14 +213,14 @@ class Usage:
         return sum(workspace.of_move(tensor, have, path, self.mesh))
 
     def bytes_of(self, value: fx.Node, ends: Ends) -> np.ndarray:
-        """Bytes of a value's shard in each of some layouts, those of one end or the distinct ones of several; of None 0."""
+        """Bytes of a value's shard in each layout: those of one end, or the distinct ones of several; 0 for None."""
         shape, itemsize = shape_and_itemsize(value)
         found = ends[0] if len(ends) == 1 else tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 
         def make() -> np.ndarray:
             return np.array([0.0 if at is None else float(shard_bytes(shape, itemsize, at, self.mesh.shape)) for at in found])
 
-        return self.alike(("bytes", shape, itemsize), ends, make)
+        return self.cache(("bytes", shape, itemsize), ends, make)
 
 
 def given_layouts(specs: Sequence[OpSpec], output: int) -> tuple[Layout | None, ...]:

@@ -1,4 +1,4 @@
-"""The memory of a plan over the nodes of its graph, and the errors where there is too little."""
+"""The memory profile of a plan over its graph, and the errors if memory does not suffice."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
-from fxshard.passes.memory.memory_over_time import Held, held, over_time
+from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
 from fxshard.plans.plan_data import AGAIN, OpSpec, Redistribution
 from fxshard.shapes import sizes_named
 from fxshard.sizes import exact_size, size_text
 from fxshard.text_table import fitted, in_short
 
 HEAVIEST = 5
-"""Tensors that an error about memory names."""
+"""Number of tensors that a memory error lists."""
 
 
 def planned_profile(
     times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
 ) -> MemoryProfile:
-    """What the largest rank holds while each node of the planning graph runs, at ceil sizes; times are nodes, inputs among them."""
+    """Memory of the largest rank while each node of the planning graph runs, at ceil sizes; each node, inputs included, is a step."""
     graph = times.graph
     names, values = _ends(graph), graph.by_name
     tensors, taken = [], Counter[int]()
-    for one in held(times, specs, moves, mesh, optimizer):
+    for one in allocations(times, specs, moves, mesh, optimizer):
         if one.layout is None:
             taken[one.span[0]] += one.bytes
         elif one.bytes:
@@ -47,9 +47,9 @@ def planned_profile(
 def memory_at_peak(
     times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
 ) -> dict[str, int]:
-    """Bytes per device by kind when the most is in use."""
-    found = held(times, specs, moves, mesh, optimizer)
-    time, _ = over_time(found).peak()
+    """Bytes per device at the peak, by kind."""
+    found = allocations(times, specs, moves, mesh, optimizer)
+    time, _ = total_over_time(found).peak()
     kinds: dict[str, int] = {}
     for one in found:
         if one.span[0] <= time < one.span[1] and one.bytes:
@@ -57,22 +57,22 @@ def memory_at_peak(
     return kinds
 
 
-def _tensor(one: Held, layout: Layout, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
+def _tensor(one: Allocation, layout: Layout, node: fx.Node, names: Mapping[str, str], mesh: Mesh) -> HeldTensor:
     value = node.meta["val"]
     shape = ceil_shape(plain_shape(value.shape), layout, mesh.shape)
     line = source_line(node) or source_line(producer(node)[0]) or ""
-    name = names.get(one.value) or called(node)
+    name = names.get(one.value) or readable_name(node)
     return HeldTensor(name, one.kind, one.bytes, shape, str(value.dtype), one.span[0], one.span[1] - 1, str(layout), line)
 
 
 def _ends(graph: PlanningGraph) -> dict[str, str]:
-    """The user's names of what comes in and of gradients and mutations."""
+    """The user's names of inputs, gradients and mutated buffers."""
     returned = zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)
     return {node.name: end.name for end, node in returned} | {end.node: end.name for end in graph.inputs}
 
 
-def called(node: fx.Node) -> str:
-    """Where in the model a value is made, and by what: ``layers.0.feed_forward (silu)``; the node's name where that is not known."""
+def readable_name(node: fx.Node) -> str:
+    """Where in the model a value is made, and by which operator: ``layers.0.feed_forward (silu)``; the node's name if unknown."""
     source = producer(node)[0]
     stack, backward = source.meta.get("nn_module_stack") or {}, source.meta.get("fwd_nn_module_stack") or {}
     when = ", again" if source.name.endswith(AGAIN) else "" if stack else ", backward"
@@ -87,9 +87,9 @@ def _op(node: fx.Node) -> str:
 
 @dataclass(frozen=True)
 class Shortage:
-    """Bytes of the limit, of the least plan that was found, and that no plan can be below; what that least plan holds.
+    """The limit, the least memory found and the lower bound, in bytes, with the profile of the plan that needs the least.
 
-    ``sizes``: of dynamic dims, by name, at which that is.
+    ``sizes``: the sizes of dynamic dims, by name, that it refers to.
     """
 
     limit: int
@@ -104,11 +104,11 @@ class Shortage:
         return f" at {sizes_named(self.sizes)}" if self.sizes else ""
 
     def impossible(self) -> ConstraintError:
-        """It is proven that nothing fits."""
+        """The error if it is proven that nothing fits."""
         return self._error(f"nothing fits in memory_limit={exact_size(self.limit)} per device{self._where}", "")
 
     def not_found(self, time_limit: float | None) -> ConstraintError:
-        """Nothing that fits was found."""
+        """The error if nothing that fits was found, without a proof."""
         ended = "the solver's own work limit" if time_limit is None else f"time_limit={time_limit:g} s"
         limit = f"memory_limit={exact_size(self.limit)}{self._where}"
         what = f"no plan that fits in {limit} was found, nor a proof that there is none, within {ended}"
@@ -123,7 +123,7 @@ class Shortage:
         return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")
 
     def _heaviest(self) -> str:
-        """What weighs most when the least plan that was found holds most."""
+        """The largest tensors at the peak of the plan that needs the least."""
         if self.profile is None:
             return ""
         step = self.profile.steps[self.profile.peak_step]

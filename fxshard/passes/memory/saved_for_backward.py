@@ -1,8 +1,8 @@
-"""What gets from the forward to the backward, and how, where memory is limited.
+"""The values that the backward needs from the forward, and how they get there, under a memory limit.
 
-A value that both read is kept in between in one layout: as it was made, so that the backward redistributes it again (FSDP's reshard
-after forward), or in another, one that the forward reads too or a smaller one. Or it is not kept at all: its block is computed
-again (``recompute``); then its node is in mode REDONE, not KEPT.
+A value that both read is saved in one layout: as produced, so that the backward redistributes it again (FSDP's reshard after forward), or
+in another, either one that the forward reads too or a smaller one. Or it is not saved and its block is recomputed (``recompute``): then its
+node is in mode REDONE, not KEPT.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes, Span, values_of
 from fxshard.passes.annotation.recompute import blocks
 
-KEPT, REDONE = range(2)
+KEPT, RECOMPUTED = range(2)
 Wants = tuple[Layout | None, ...]
-"""A layout by state, None where nothing is read or there."""
+"""A layout per state; None where there is no value or no reader."""
 
 
-def in_modes(alike: IdentityCache, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
-    """Layouts by state, None in states of other modes; ``states``: the mode of each, None where there is but one."""
+def in_modes(cache: IdentityCache, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
+    """Layouts by state, None in states of other modes; ``states``: the mode of each state, None if there is only one."""
     if states is None or set(states) <= set(modes):
         return layouts
     made = lambda: tuple(at if mode in modes else None for at, mode in zip(layouts, states, strict=True))  # noqa: E731
-    return alike(("in modes", modes), (layouts, states), made)
+    return cache(("in modes", modes), (layouts, states), made)
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that the forward reads and the backward reads, or may if a block is computed again.
+    """A value that both the forward and the backward read, or may read if a block is recomputed.
 
-    ``early``, ``late``: who reads it in each; ``redone``: readers of the forward that may run again. ``made``, ``first``, ``second``:
-    when it is there as made, for the forward, in the layouts that the forward reads, in those that the backward reads;
-    ``end``: when the backward needs it no more in any. ``own``: its memory is its own and free once nobody needs it.
+    ``early``, ``late``: its readers in each; ``redone``: readers in the forward that may run again. Spans: ``made`` as produced, for the
+    forward; ``first`` in the layouts that the forward reads; ``second`` in those that the backward reads. ``end``: when the backward no
+    longer needs it in any layout. ``own``: whether it owns its memory, which is freed once nobody needs it.
     """
 
     value: fx.Node
@@ -55,7 +55,7 @@ class Crossing:
 
 
 class Modes:
-    """The modes that the nodes of a graph may take, and what of it crosses from the forward to the backward."""
+    """The modes that each node may take, and the values that cross from the forward to the backward."""
 
     def __init__(self, graph: PlanningGraph, together: Iterable[Sequence[fx.Node]] = ()) -> None:
         self.blocks = blocks(Lifetimes(graph), together)
@@ -63,78 +63,78 @@ class Modes:
         self.times = Lifetimes(graph, [(block.before, block.nodes) for block in self.blocks])
 
     def of(self, node: fx.Node) -> tuple[int, ...]:
-        """The modes of a node, which those that are decided together share."""
-        return (KEPT, REDONE) if node in self.block else (KEPT,)
+        """The modes of a node; nodes that are decided together share them."""
+        return (KEPT, RECOMPUTED) if node in self.block else (KEPT,)
 
-    def redone_readers(self, value: fx.Node) -> tuple[fx.Node, ...]:
-        """Nodes whose second run reads it."""
+    def recomputed_readers(self, value: fx.Node) -> tuple[fx.Node, ...]:
+        """Nodes whose second run reads the value."""
         return tuple(r for r in self.times.readers.get(value, ()) if r in self.block)
 
     def crossing(self, value: fx.Node) -> Crossing | None:
         times, source, readers = self.times, producer(value)[0], self.times.readers.get(value, [])
         early, late = (tuple(r for r in readers if times.in_backward(r) is half) for half in (False, True))
-        redone = self.redone_readers(value)
+        redone = self.recomputed_readers(value)
         if all(r.op == "output" for r in early) or not (late or (redone and source not in self.block)):
-            return None  # what only the backward reads, and is returned, is one value for all of its readers
+            return None  # if only the backward and the output read it, all its readers share one value
         own = source.op != "placeholder" and not times.is_view(source)
         made = times.own_span(value) if not own else (times.born(value), max(times.read_until(value, r) for r in early))
-        return Crossing(value, early, late, redone, made, times.copy_span(value, early), self.late_span(late, redone, value), own)
+        return Crossing(value, early, late, redone, made, times.copy_span(value, early), self.backward_span(late, redone, value), own)
 
-    def late_span(self, late: Sequence[fx.Node], redone: Sequence[fx.Node], value: fx.Node) -> Span:
-        """From the first reader in the backward to when none needs it any more."""
+    def backward_span(self, late: Sequence[fx.Node], redone: Sequence[fx.Node], value: fx.Node) -> Span:
+        """From the first read in the backward to the time when no reader there needs it any more."""
         starts = [*(self.times.time[r] for r in late), *(self.times.recomputed_at[r] for r in redone)]
-        ends = [*(self.times.read_until(value, r) for r in late), *map(self._done_again, redone)]
+        ends = [*(self.times.read_until(value, r) for r in late), *map(self._second_run_until, redone)]
         return min(starts), max(ends)
 
-    def early_end(self, value: fx.Node) -> int:
-        """When the forward needs a value no more that is computed again."""
+    def forward_end(self, value: fx.Node) -> int:
+        """When the forward no longer needs a value that is recomputed."""
         ends = [self.times.born(value) + 1]
         for reader in self.times.readers.get(value, ()):
             if not self.times.in_backward(reader):
                 views = values_of(reader) if self.times.is_view(reader) else []
-                ends += [self.early_end(v) for v in views] or [self.times.read_until(value, reader)]
+                ends += [self.forward_end(v) for v in views] or [self.times.read_until(value, reader)]
         return max(ends)
 
-    def shown_until(self, value: fx.Node) -> int:
-        """When second runs need the memory of a value no more because they read views of it that are not made again; 0: they do not."""
+    def views_until(self, value: fx.Node) -> int:
+        """When second runs no longer need the value's memory because of views that are not recomputed themselves; 0 if they never do."""
         ends = [0]
         for reader in self.times.readers.get(value, ()):
             for view in values_of(reader) if self.times.is_view(reader) and reader not in self.block else ():
-                ends += [self.shown_until(view), *map(self._done_again, self.redone_readers(view))]
+                ends += [self.views_until(view), *map(self._second_run_until, self.recomputed_readers(view))]
         return max(ends)
 
-    def redone_span(self, value: fx.Node) -> Span:
-        """When a value is there that was computed again."""
+    def recomputed_span(self, value: fx.Node) -> Span:
+        """The span of the recomputed copy of a value."""
         made = self.times.recomputed_at[producer(value)[0]]
-        return made, self._late_end(value, made)
+        return made, self._backward_end(value, made)
 
     def reads(self, value: fx.Node) -> list[int]:
-        """When a value is read, first and second runs."""
+        """The times at which a value is read, in first and second runs."""
         readers = self.times.readers.get(value, ())
         return sorted({*(self.times.time[r] for r in readers), *(self.times.recomputed_at[r] for r in readers if r in self.block)})
 
     def dying(self, node: fx.Node) -> tuple[bool, ...]:
-        """Of each operand whether its memory is free once ``node`` has read it, in both of its runs; what a second run reads may stay."""
-        return tuple(dies and not self._read_again(o) for dies, o in zip(self.times.last_uses(node), operands(node), strict=True))
+        """For each operand, whether its memory is free after either run of ``node``; not if a second run may still read it."""
+        return tuple(dies and not self._read_by_second_run(o) for dies, o in zip(self.times.last_uses(node), operands(node), strict=True))
 
-    def _read_again(self, value: fx.Node) -> bool:
-        """Whether a second run may read it, or a view of it, that is not made again itself."""
+    def _read_by_second_run(self, value: fx.Node) -> bool:
+        """Whether a second run may read the value, or a view of it, that is not itself recomputed."""
         if producer(value)[0] in self.block:
             return False
         readers = self.times.readers.get(value, ())
         views = (v for r in readers if self.times.is_view(r) for v in values_of(r))
-        return any(r in self.block for r in readers) or any(map(self._read_again, views))
+        return any(r in self.block for r in readers) or any(map(self._read_by_second_run, views))
 
-    def _done_again(self, reader: fx.Node) -> int:
-        """When the second run of a reader, or the views that it gives, need what it reads no more."""
+    def _second_run_until(self, reader: fx.Node) -> int:
+        """When the second run of a reader, or the views that it returns, no longer needs the operand."""
         ran = self.times.recomputed_at[reader]
-        return max((self._late_end(v, ran) for v in values_of(reader)), default=ran + 1) if self.times.is_view(reader) else ran + 1
+        return max((self._backward_end(v, ran) for v in values_of(reader)), default=ran + 1) if self.times.is_view(reader) else ran + 1
 
-    def _late_end(self, value: fx.Node, made: int) -> int:
+    def _backward_end(self, value: fx.Node, made: int) -> int:
         ends = [made + 1]
         for reader in self.times.readers.get(value, ()):
             if self.times.in_backward(reader):
                 ends.append(self.times.read_until(value, reader))
             elif reader in self.block:
-                ends.append(self._done_again(reader))
+                ends.append(self._second_run_until(reader))
         return max(ends)

@@ -1,4 +1,4 @@
-"""What the steps of a redistribution take on the largest rank while they run, buffer by buffer as ``emit`` makes them."""
+"""Workspace of the steps of a redistribution on the largest rank, buffer by buffer as ``emit`` creates them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.distributed.tensor import Partial, Shard
 from fxshard.layout.layouts import Layout, ceil_shape, chunk_lengths
 from fxshard.layout.redistribution import Step
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.lowering.folded import Passage
+from fxshard.passes.lowering.folded import FoldedStep
 
 NUMBER = torch.int64.itemsize
-"""Bytes of a place in a tensor."""
+"""Bytes of an index into a tensor."""
 
 NEUTRAL = ("sum", "product")
-"""Pending reductions for which all ranks but the first hold a neutral number."""
+"""Pending reductions for which all ranks but the first hold the neutral element."""
 
 Stage = tuple[int, bool]
-"""(bytes beside what the step is given, whether that is still read)."""
+"""(bytes besides the step's input, whether the input is still needed)."""
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """``x``: bytes of what a step is given, in memory without gaps where it is ``dense``; ``y``: of what it makes, on ``n`` ranks;
-    ``length``: of the dim that is cut, on a rank, ``short``: how many ranks have less of it; ``block``: bytes for one of them;
-    ``straight``: whether nothing has to be put together or taken apart."""
+    """Sizes of one step. ``x``: bytes of the input, ``dense`` if it has no gaps; ``y``: bytes of the result; ``n``: ranks; ``length``: of
+    the dim that is cut, per rank; ``short``: ranks with a shorter piece; ``block``: bytes sent to one rank; ``straight``: the collective's
+    buffer is the result, without concatenating or cutting."""
 
     step: Step
     x: int
@@ -45,11 +45,11 @@ class Buffers:
         return getattr(self, f"_{self.step.kind}")()
 
     def _sent(self, buffer: int) -> list[Stage]:
-        """A collective on what is given, which is copied where it has gaps."""
+        """A collective on the input, which is copied first if it has gaps."""
         return [(buffer, True)] if self.dense else [(self.x, True), (self.x + buffer, False)]
 
     def _mean(self) -> list[Stage]:
-        """A mean is a sum first."""
+        """The division after the sum, for a mean."""
         assert isinstance(self.step.source, Partial)
         return [(2 * self.y, False)] if self.step.source.reduce_op == "avg" else []
 
@@ -74,19 +74,19 @@ class Buffers:
         return [(0, True)] if self.straight else [(2 * places + NUMBER, True), (places + self.y, True)]
 
     def _to_partial(self) -> list[Stage]:
-        """Whether this is the first rank, and the number that the others hold."""
+        """The workspace is the test for the first rank and the neutral element."""
         return [(0, True)] if self.straight else [(1 + self.itemsize + self.y, True)]
 
 
 def makes_anew(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:
-    """Whether what a step from ``layout`` gives is a tensor of its own, on the largest rank: not what it is given."""
+    """Whether, on the largest rank, the result of a step from ``layout`` is a new tensor and not its input."""
     if isinstance(step.target, Partial):
         return step.target.reduce_op in NEUTRAL
     return step.is_collective or ceil_shape(shape, layout, mesh.shape) != ceil_shape(shape, step.after(layout), mesh.shape)
 
 
 def stages(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype, dense: bool, mesh: Mesh) -> Sequence[Stage]:
-    """Those of one step from ``layout``, of the largest shard of a tensor of ``shape``."""
+    """The stages of one step from ``layout``, for the largest shard of a tensor of ``shape``."""
     itemsize, after = dtype.itemsize, step.after(layout)
     if dtype != torch.bool or not step.is_collective:
         return _stages(step, layout, after, shape, itemsize, dense, mesh)
@@ -97,7 +97,7 @@ def stages(step: Step, layout: Layout, shape: tuple[int, ...], dtype: torch.dtyp
 
 def _stages(step: Step, layout: Layout, to: Layout, shape: tuple[int, ...], itemsize: int, dense: bool, mesh: Mesh) -> Sequence[Stage]:
     if layout.is_folded or to.is_folded:
-        return Passage(step, layout, shape, mesh, (0,) * mesh.ndim).stages(itemsize, dense)
+        return FoldedStep(step, layout, shape, mesh, (0,) * mesh.ndim).stages(itemsize, dense)
     before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, to))
     x, y = math.prod(before) * itemsize, math.prod(after) * itemsize
     return _buffers(step, before, after, x, y, mesh.shape[step.axis], itemsize, dense).stages()

@@ -1,4 +1,4 @@
-"""choose: solve the problem and write the decision down as a ShardingPlan."""
+"""choose: solves the problem and records the solution as a ShardingPlan."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fxshard.layout.redistribution import Price
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import Recomputed, expanded
-from fxshard.passes.memory.memory_over_time import Held, held, over_time
+from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
 from fxshard.passes.memory.planned_memory import Shortage, memory_at_peak, planned_profile
-from fxshard.passes.planning import budgets
-from fxshard.passes.planning.admit import contradictory, place, planned_spec
+from fxshard.passes.planning import communication_limits
+from fxshard.passes.planning.admissible_specs import conflict_error, plan_pin_text, user_location
 from fxshard.passes.planning.constrain import Condition, Constraints, Equality
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.planning.redistributions import Specs, hiding, redistributions
@@ -37,25 +37,25 @@ from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
 
 WORK_LIMIT = 6e9
-"""Table entries that a solve may touch when the user sets no time limit, half a minute: counted, not timed, so that
-the same input gives the same plan; a plan cut by it says so."""
+"""Table entries that a solve may touch when the user sets no time limit: about half a minute. Counting work instead of time keeps plans
+reproducible; a plan whose solve was cut short says so."""
 
 LIMITED_WORK = 1.6e10
-"""The same for all solves within a memory limit: half of it bounds what every plan holds."""
+"""The same for all solves under a memory limit together; half of it goes to the lower bound on memory."""
 
 ROUNDING = 1e-8
-"""Relative gap that the solver's integers may leave of a proof on costs far below a microsecond; a larger one is not proven."""
+"""Relative gap that the solver's integer costs may leave when costs are far below a microsecond. A larger gap counts as unproven."""
 
-EQUAL = 1e-9
-"""Relative difference between sums of the same costs that counts as none."""
+COST_TOLERANCE = 1e-9
+"""Two sums of the same costs count as equal up to this relative difference."""
 
 NO_STATE = Optimizer()
 
 
 def allowance(time_limit: float | None, *, limited: bool = False) -> Budget:
-    """What solving may take: the seconds that the user gave, which begin once the solver is compiled, or a fixed amount of work.
+    """The solver's budget: the user's seconds, counted once the solver is compiled, or a fixed amount of work.
 
-    ``limited``: within a memory limit.
+    ``limited``: for a problem with a memory limit.
     """
     if time_limit is not None:
         warm_up()
@@ -63,32 +63,33 @@ def allowance(time_limit: float | None, *, limited: bool = False) -> Budget:
     return Budget(time_limit, work if time_limit is None else None)
 
 
-def unlimited(
+def solve_without_memory_limit(
     annotated: Annotated, constraints: Constraints, objective: str, budget: Budget
 ) -> tuple[ShardingPlan, Formulation, Solved] | None:
-    """The plan without the memory limit, its problem and solve, None where none is found.
+    """The plan found without the memory limit, with its problem and solve; None if none is found.
 
-    Where it keeps the limit by itself it is the cheapest, whatever is kept how.
+    If it happens to keep the limit, it is also optimal under the limit, whatever its values are saved for the backward in.
     """
     limit, free = constraints.memory_limit, dataclasses.replace(constraints, memory_limit=None)
     formulation = formulate(annotated, free, objective)
     try:
         session = Session(formulation.problem, budget, formulation.start)
-    except (InfeasibleError, NoPlanError):  # the limited problem says so better
+    except (InfeasibleError, NoPlanError):  # the limited problem gives a better error
         return None
     plan = decide(annotated, free, formulation, session.solution)
     return dataclasses.replace(plan, memory_limit=limit), formulation, session
 
 
 def keeps_limit(plan: ShardingPlan) -> bool:
-    """Whether a plan holds no more than its memory limit."""
+    """Whether a plan's memory is within its limit."""
     return plan.memory_limit is None or sum(plan.memory.values()) <= plan.memory_limit
 
 
 def bound_within_limit(free: ShardingPlan) -> float:
-    """What no plan within a memory limit costs less than, by the one without it, in the unit of its objective.
+    """A lower bound for plans under the memory limit, from the plan without it, in the unit of the objective.
 
-    Not where communication hides: what is gathered again for the backward may hide where what is gathered once does not.
+    -inf if communication can be hidden: under the limit, a value gathered again in the backward may be hidden where a value gathered once
+    is not, so the problem without the limit is no relaxation.
     """
     hides = free.certificate.unit == "microseconds" and free.mesh.hardware.overlap > 0
     return -math.inf if hides else free.lower_bound
@@ -101,9 +102,9 @@ def solved(
     budget: Budget,
     bound: float = -math.inf,
 ) -> Solved:
-    """The problem solved, for questions too; raises ConstraintError when no plan was found.
+    """Solves the problem and keeps the session for later questions; raises ConstraintError if no plan is found.
 
-    ``bound``: what no plan within a memory limit costs less than, in the unit of the objective.
+    ``bound``: a lower bound on plans under the memory limit, in the unit of the objective.
     """
     try:
         if formulation.floor is None:
@@ -111,64 +112,65 @@ def solved(
         counts = Counts(formulation.problem, formulation.floor, partial(memory_over_time, annotated, constraints, formulation))
         return LimitedSession(counts, budget, formulation.start, bound)
     except InfeasibleError as error:
-        raise infeasible(error, annotated, constraints, formulation, budget) from error
+        raise infeasible_error(error, annotated, constraints, formulation, budget) from error
     except NoPlanError as error:
         for miss in error.misses:
             if miss.least_usage is not None and miss.row is None:
-                raise _too_little_memory(miss, annotated, constraints, formulation).not_found(budget.time_limit) from error
+                raise _shortage(miss, annotated, constraints, formulation).not_found(budget.time_limit) from error
         where = "the solver's own work limit" if budget.time_limit is None else f"time_limit={budget.time_limit:g}"
         remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
 
 
 def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
-    """Bytes that the plan of these choices holds, at the times of the problem's lives."""
-    found, times = _held(annotated, constraints, formulation, choices)
+    """Bytes that the plan of these choices holds at each time of the problem's lives."""
+    found, times = _allocations(annotated, constraints, formulation, choices)
     counted = np.zeros(max(formulation.times.values()) + 1)
-    for (node, _), bytes_ in zip(times.time.items(), over_time(found).at(list(times.time.values())), strict=True):
+    for (node, _), bytes_ in zip(times.time.items(), total_over_time(found).at(list(times.time.values())), strict=True):
         counted[formulation.times[node.name]] = bytes_
     return counted
 
 
-def _held(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> tuple[list[Held], Lifetimes]:
-    """What the plan of these choices holds, and its times."""
-    decision = _chosen(annotated.graph, formulation, choices)
+def _allocations(
+    annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]
+) -> tuple[list[Allocation], Lifetimes]:
+    """The allocations of the plan of these choices, and the lifetimes that they refer to."""
+    decision = _decision(annotated.graph, formulation, choices)
     annotated, specs = _expanded(annotated.at_memory_sizes, decision)
     moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
-    return held(annotated.times, specs, moves, annotated.mesh, constraints.optimizer), annotated.times
+    return allocations(annotated.times, specs, moves, annotated.mesh, constraints.optimizer), annotated.times
 
 
 def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:
-    """A solution of the problem as a plan, with its certificate."""
-    decision = _chosen(annotated.graph, formulation, solution.choices)
+    """Turns a solution of the problem into a plan with its certificate."""
+    decision = _decision(annotated.graph, formulation, solution.choices)
     plan = write_plan(annotated, decision, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
-    if not math.isclose(plan.objective, solution.objective, rel_tol=EQUAL, abs_tol=EQUAL):
+    if not math.isclose(plan.objective, solution.objective, rel_tol=COST_TOLERANCE, abs_tol=COST_TOLERANCE):
         what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
-    budgets.check(plan, constraints.communication)
+    communication_limits.check_limits(plan, constraints.communication)
     if constraints.memory_limit is not None and sum(plan.memory.values()) > constraints.memory_limit:
         what = f"the plan takes {sum(plan.memory.values())} bytes, more than memory_limit={constraints.memory_limit}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the formulate pass; please report it")
     bound = min(solution.lower_bound, plan.objective)
-    if plan.objective - bound <= EQUAL * plan.objective:
+    if plan.objective - bound <= COST_TOLERANCE * plan.objective:
         bound = plan.objective
-    return _with(
+    return _with_certificate(
         plan, Certificate(formulation.unit, plan.objective, bound, solution.cut or plan.objective - bound > ROUNDING * plan.objective)
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What a plan is made of: an OpSpec per node; the layouts in which values are kept for the backward, which reads those; what it
-    computes again."""
+    """The content of a plan: an OpSpec per node, the layouts in which values are saved for the backward, and the recomputed blocks."""
 
     specs: Specs
     kept: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
     recomputed: Recomputed = dataclasses.field(default_factory=dict)
 
 
-def _chosen(graph: PlanningGraph, formulation: Formulation, choices: Sequence[int]) -> Decision:
-    """What choices of the problem mean."""
+def _decision(graph: PlanningGraph, formulation: Formulation, choices: Sequence[int]) -> Decision:
+    """Translates the solver's choices."""
     specs = {name: options[choices[var]] for name, (var, options) in formulation.node_vars.items()}
     results = {index: layouts[choices[var]] for index, (var, layouts) in formulation.result_vars.items()}
     specs["output"] = OpSpec(_returned(graph, specs, results), ())
@@ -178,7 +180,7 @@ def _chosen(graph: PlanningGraph, formulation: Formulation, choices: Sequence[in
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
-    """Layouts of all results: gradients and mutated buffers follow their inputs."""
+    """Layouts of all results: gradients and mutated buffers take those of their inputs."""
     nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
     return tuple(results[k] if o.kind == "output" else specs[nodes[o.name]].outputs[0] for k, o in enumerate(graph.outputs))
 
@@ -186,7 +188,7 @@ def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout])
 def write_plan(
     annotated: Annotated, decision: Decision, price: Price, unit: str, memory_limit: int | None = None, optimizer: Optimizer = NO_STATE
 ) -> ShardingPlan:
-    """A plan from a decision: redistributions filled in, each paid once, and the objective summed up anew."""
+    """Makes a plan from a decision: adds the redistributions, each paid once, and recomputes the objective from the entries."""
     traced, mesh = annotated, annotated.mesh
     annotated, specs = _expanded(annotated, decision)
     graph = annotated.graph
@@ -217,12 +219,12 @@ def write_plan(
 
 
 def _expanded(annotated: Annotated, decision: Decision) -> tuple[Annotated, Specs]:
-    """With what is computed again, which does what it did the first time."""
+    """The annotated graph and specs with recomputed nodes added; a second run has the spec of the first."""
     names = {again(name): name for nodes in decision.recomputed.values() for name in nodes}
     return expanded(annotated, decision.recomputed), {**decision.specs, **{new: decision.specs[old] for new, old in names.items()}}
 
 
-def _with(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
+def _with_certificate(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
     return dataclasses.replace(plan, certificate=certificate)
 
 
@@ -235,62 +237,62 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
             spec=spec,
             shapes=tuple(plain_shape(v.shape) for v in values),
             dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
-            compute=_computing(node.name, annotated, spec) if timed else 0.0,
+            compute=_compute_cost(node.name, annotated, spec) if timed else 0.0,
         )
 
     return annotated.plan_entries(("node", node.name, timed), (spec,), made)
 
 
-def _computing(node: str, annotated: Annotated, spec: OpSpec) -> float:
-    """Microseconds of a node in a spec, worked out once for nodes that are alike."""
+def _compute_cost(node: str, annotated: Annotated, spec: OpSpec) -> float:
+    """Microseconds of a node under a spec; equal nodes share the result."""
     prices = annotated.prices
     return annotated.plan_entries("computing", (*prices.calls(node), spec), lambda: float(prices.computing(node, (spec,))[0]))
 
 
-def infeasible(
+def infeasible_error(
     error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation, budget: Budget
 ) -> ConstraintError:
-    """Names the user's constraints that cannot hold together, or the least memory or communication found."""
+    """The error that names the user's conflicting constraints, or the least memory or communication found."""
     if error.least_usage is not None and error.row is None:
-        return _too_little_memory(error, annotated, constraints, formulation).impossible()
+        return _shortage(error, annotated, constraints, formulation).impossible()
     objective = OBJECTIVES[formulation.unit == "bytes"]
     if error.least_usage is not None:
-        return _too_much_sent(error, annotated, constraints, objective, budget)
-    wishes = contradiction(annotated, constraints, objective, not error.nodes, budget.last().seconds_left)
-    if not wishes:
+        return _communication_error(error, annotated, constraints, objective, budget)
+    requirements = minimal_conflict(annotated, constraints, objective, not error.nodes, budget.last().seconds_left)
+    if not requirements:
         where = f"mesh {annotated.mesh}"
         return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule offers too little; please report it")
-    return _at_odds(wishes, annotated)
+    return _conflict_error(requirements, annotated)
 
 
-def _at_odds(wishes: Sequence[Wish], annotated: Annotated) -> ConstraintError:
-    nodes = [annotated.graph.by_name[w.node] for w in wishes if w.node]
-    places = dict.fromkeys(place(n, annotated.graph) for n in nodes)
-    return contradictory([w.said for w in wishes], "; ".join(places) or f"mesh {annotated.mesh}")
+def _conflict_error(requirements: Sequence[Requirement], annotated: Annotated) -> ConstraintError:
+    nodes = [annotated.graph.by_name[w.node] for w in requirements if w.node]
+    places = dict.fromkeys(user_location(n, annotated.graph) for n in nodes)
+    return conflict_error([w.user_text for w in requirements], "; ".join(places) or f"mesh {annotated.mesh}")
 
 
-def _too_much_sent(
+def _communication_error(
     error: InfeasibleError, annotated: Annotated, constraints: Constraints, objective: str, budget: Budget
 ) -> ConstraintError:
-    """A limit on communication that is too low, with what makes it so where something does."""
+    """The error for a communication limit that is too low; names the constraints that conflict with it, if any."""
     assert error.least_usage is not None
     least = f"the least found is {exact_size(int(error.least_usage))} per rank; raise the limit"
     limits = tuple(limit for limit in constraints.communication if str(limit) == error.row)
     alone = dataclasses.replace(constraints, communication=limits, memory_limit=None)
-    wishes = contradiction(annotated, alone, objective, True, budget.last().seconds_left)
-    if len(wishes) < 2:
+    requirements = minimal_conflict(annotated, alone, objective, True, budget.last().seconds_left)
+    if len(requirements) < 2:
         remedy = f"{least}, or loosen the other constraints"
         return ConstraintError(f"nothing fits in {error.row}", where=f"mesh {annotated.mesh}", remedy=remedy)
-    odds = _at_odds(wishes, annotated)
+    odds = _conflict_error(requirements, annotated)
     return ConstraintError(odds.what, where=odds.where, remedy=f"{least}, or {odds.remedy}")
 
 
-def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> Shortage:
-    """What the least would need, and what it holds then."""
+def _shortage(error: InfeasibleError, annotated: Annotated, constraints: Constraints, formulation: Formulation) -> Shortage:
+    """The shortage under the memory limit, with the contents of memory in the plan that needs the least."""
     assert error.least_usage is not None and error.usage_bound is not None and constraints.memory_limit is not None
     profile, mesh = None, annotated.mesh
     if error.least_choices:
-        decision = _chosen(annotated.graph, formulation, error.least_choices)
+        decision = _decision(annotated.graph, formulation, error.least_choices)
         annotated, specs = _expanded(annotated.at_memory_sizes, decision)
         moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
         profile = planned_profile(annotated.times, specs, moves, mesh, constraints.optimizer)
@@ -298,63 +300,63 @@ def _too_little_memory(error: InfeasibleError, annotated: Annotated, constraints
 
 
 @dataclasses.dataclass(frozen=True)
-class Wish:
-    """One constraint of the user's in one place: on a value or a result (by ``key``), a node's spec, what is equal, or a limit.
+class Requirement:
+    """One of the user's constraints at one place: on a value or result (by ``key``), a node's spec, an equality, or a limit.
 
-    ``said``: as the user wrote it, the same for all places that one glob means; ``node``: where it applies (no place: a limit).
+    ``user_text``: the user's text, equal for all places that one glob matches; ``node``: where it applies (empty for a limit).
     """
 
     kind: str
     key: Any
     wanted: Any
-    said: str
+    user_text: str
     node: str
 
 
-def contradiction(
+def minimal_conflict(
     annotated: Annotated, constraints: Constraints, objective: str, limited: bool, time_limit: float | None = None
-) -> list[Wish]:
-    """A smallest set of the user's constraints that cannot hold together, each in one place: where they are at odds.
+) -> list[Requirement]:
+    """A minimal set of the user's constraints that cannot hold together, each at one place.
 
-    ``limited``: limits on memory and communication take part, in which paths matter, so that ``objective`` does. When ``time_limit``
-    seconds have passed the set is the smallest that is known by then.
+    ``limited``: include the limits on memory and communication; these depend on paths, and so on ``objective``. After ``time_limit``
+    seconds, returns the smallest conflicting set found so far.
     """
-    wishes = _wishes(annotated, constraints, limited)
+    requirements = _requirements(annotated, constraints, limited)
     until = None if time_limit is None else time.perf_counter() + time_limit
     holds = partial(_holds, annotated, objective if limited else "communication", until)
-    if holds(wishes):
+    if holds(requirements):
         return []
-    said: dict[str, list[Wish]] = {}
-    for wish in wishes:
-        said.setdefault(wish.said, []).append(wish)
-    fewest = _fewest(holds, list(said.values()))
-    places = _fewest(holds, [[wish] for wish in itertools.chain(*fewest)])
-    return list({block[0].said: block[0] for block in reversed(places)}.values())[::-1]
+    user_text: dict[str, list[Requirement]] = {}
+    for requirement in requirements:
+        user_text.setdefault(requirement.user_text, []).append(requirement)
+    fewest = _minimal_subset(holds, list(user_text.values()))
+    places = _minimal_subset(holds, [[requirement] for requirement in itertools.chain(*fewest)])
+    return list({block[0].user_text: block[0] for block in reversed(places)}.values())[::-1]
 
 
-def _wishes(annotated: Annotated, constraints: Constraints, limited: bool) -> list[Wish]:
+def _requirements(annotated: Annotated, constraints: Constraints, limited: bool) -> list[Requirement]:
     returned = operands(annotated.graph.module.graph.output_node())
-    found = [Wish("value", name, one, one.said, name) for name, asked in constraints.values.items() for one in asked]
-    found += [Wish("result", k, one, one.said, returned[k].name) for k, asked in constraints.results.items() for one in asked]
-    found += [Wish("spec", name, spec, planned_spec(name, spec), name) for name, spec in constraints.specs.items()]
+    found = [Requirement("value", name, one, one.user_text, name) for name, asked in constraints.values.items() for one in asked]
+    found += [Requirement("result", k, one, one.user_text, returned[k].name) for k, asked in constraints.results.items() for one in asked]
+    found += [Requirement("spec", name, spec, plan_pin_text(name, spec), name) for name, spec in constraints.specs.items()]
     for one in constraints.equal:
         first, *others = one.places
-        found += [Wish("equal", None, Equality((first, other), one.said), one.said, other.node) for other in others]
+        found += [Requirement("equal", None, Equality((first, other), one.user_text), one.user_text, other.node) for other in others]
     if limited:
-        found += [Wish("communication", None, limit, str(limit), "") for limit in constraints.communication]
+        found += [Requirement("communication", None, limit, str(limit), "") for limit in constraints.communication]
     if limited and constraints.memory_limit is not None:
-        found.append(Wish("memory", None, constraints, f"memory_limit={constraints.memory_limit}", ""))
+        found.append(Requirement("memory", None, constraints, f"memory_limit={constraints.memory_limit}", ""))
     return found
 
 
-def _fewest(holds: Callable[[Sequence[Wish]], bool], blocks: list[list[Wish]]) -> list[list[Wish]]:
-    """A smallest part of these that cannot hold together, by leaving out ever smaller runs of them."""
+def _minimal_subset(holds: Callable[[Sequence[Requirement]], bool], blocks: list[list[Requirement]]) -> list[list[Requirement]]:
+    """A minimal infeasible subset, by deletion: tries to leave out runs of blocks, halving their length."""
     size = len(blocks)
     while size:
         start = 0
         while start < len(blocks):
             fewer = blocks[:start] + blocks[start + size :]
-            if holds([wish for block in fewer for wish in block]):
+            if holds([requirement for block in fewer for requirement in block]):
                 start += size
             else:
                 blocks = fewer
@@ -362,27 +364,27 @@ def _fewest(holds: Callable[[Sequence[Wish]], bool], blocks: list[list[Wish]]) -
     return blocks
 
 
-def _rebuilt(wishes: Sequence[Wish]) -> Constraints:
+def _constraints_from(requirements: Sequence[Requirement]) -> Constraints:
     values: dict[str, tuple[Condition, ...]] = {}
     results: dict[int, tuple[Condition, ...]] = {}
-    for wish in wishes:
-        if wish.kind in ("value", "result"):
-            target: dict[Any, tuple[Condition, ...]] = values if wish.kind == "value" else results
-            target[wish.key] = (*target.get(wish.key, ()), wish.wanted)
-    specs = {w.key: w.wanted for w in wishes if w.kind == "spec"}
-    equal, limits = (tuple(w.wanted for w in wishes if w.kind == kind) for kind in ("equal", "communication"))
+    for requirement in requirements:
+        if requirement.kind in ("value", "result"):
+            target: dict[Any, tuple[Condition, ...]] = values if requirement.kind == "value" else results
+            target[requirement.key] = (*target.get(requirement.key, ()), requirement.wanted)
+    specs = {w.key: w.wanted for w in requirements if w.kind == "spec"}
+    equal, limits = (tuple(w.wanted for w in requirements if w.kind == kind) for kind in ("equal", "communication"))
     found = Constraints(values, results, specs, equal=equal, communication=limits)
-    memory = [w.wanted for w in wishes if w.kind == "memory"]
+    memory = [w.wanted for w in requirements if w.kind == "memory"]
     return dataclasses.replace(found, memory_limit=memory[0].memory_limit, optimizer=memory[0].optimizer) if memory else found
 
 
-def _holds(annotated: Annotated, objective: str, until: float | None, wishes: Sequence[Wish]) -> bool:
-    """Whether anything at all is allowed under them; what cannot be told within the work limit, or ``until`` then, counts as if."""
+def _holds(annotated: Annotated, objective: str, until: float | None, requirements: Sequence[Requirement]) -> bool:
+    """Whether any plan satisfies these requirements; True if neither the work limit nor the time ``until`` sufficed to tell."""
     left = None if until is None else until - time.perf_counter()
     if left is not None and left <= 0:
         return True
     try:
-        made = formulate(annotated, _rebuilt(wishes), objective)
+        made = formulate(annotated, _constraints_from(requirements), objective)
         solve_within((made.floor or made.problem).without_costs(), Budget(left, WORK_LIMIT, grace=0.0))
     except (InfeasibleError, ConstraintError):
         return False

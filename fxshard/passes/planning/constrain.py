@@ -1,6 +1,6 @@
-"""Constraints in one form: conditions on the layouts of values and results, what is equal, and limits.
+"""The user's constraints in one form: conditions on the layouts of values and results, equalities, and limits.
 
-They come by the user's names (``names``), as layouts, as the values of ``fxshard.plans.constraints``, or as a partial plan.
+The user gives them by name (``names``), as layouts, as values of ``fxshard.plans.constraints``, or as a partial plan.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Pattern = tuple[Placement | None, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """A pattern that a layout has, or is not to have (``forbidden``), how the user asked for it, and of a node with several
-    results the one it is for."""
+    """A pattern that a layout must match or, if ``forbidden``, must not match; ``user_text``: how the user wrote it; ``output``: the result
+    that it applies to, if the node has several."""
 
     pattern: Pattern
-    said: str
+    user_text: str
     output: int = 0
     forbidden: bool = False
 
@@ -44,16 +44,16 @@ class Condition:
 
 @dataclass(frozen=True)
 class Equality:
-    """Tensors that lie alike, and how the user asked for it."""
+    """Tensors that must have equal layouts, and the user's text."""
 
     places: tuple[Place, ...]
-    said: str
+    user_text: str
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """``values``: node (placeholder, call or getitem) -> conditions on its layout; ``results``: output index -> those on the
-    layout in which it is returned; ``specs``: node -> the OpSpec it must have (empty inputs leave them free)."""
+    """``values``: node (placeholder, call or getitem) -> conditions on its layout; ``results``: output index -> conditions on the layout in
+    which it is returned; ``specs``: node -> its required OpSpec (empty inputs leave them free)."""
 
     values: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
     results: Mapping[int, tuple[Condition, ...]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Constraints:
     communication: tuple[Communication, ...] = ()
     optimizer: Optimizer = field(default_factory=Optimizer)
     recomputed: frozenset[str] = frozenset()
-    """Blocks that are computed again whatever that saves."""
+    """Blocks that must be recomputed, whether that saves memory or not."""
 
 
 def constraints_of(
@@ -77,7 +77,7 @@ def constraints_of(
     constraints: Sequence[Constraint] | None = None,
     optimizer: Any = None,
 ) -> Constraints:
-    """Reads what the user gave; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
+    """Reads the user's constraints; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     reader = _Reader(graph, mesh)
     reader.read_inputs(input_layouts)
     reader.read_outputs(output_layouts)
@@ -91,7 +91,7 @@ def constraints_of(
         raise OptionError(f"cannot read pins={pins!r}: names (text) and their layouts are needed", where="pins", remedy=remedy)
     else:
         for name, layout in (pins or {}).items():
-            reader.read_pin(_Said(name, f"pins[{name!r}]"), layout)
+            reader.read_pin(_UserText(name, f"pins[{name!r}]"), layout)
     for one in check_constraints(constraints):
         reader.read(one)
     limit = None if memory_limit is None else int(read_size(memory_limit, "memory_limit"))
@@ -101,8 +101,8 @@ def constraints_of(
 
 
 @dataclass(frozen=True)
-class _Said:
-    """A name in what the user wrote: an entry of ``pins``, to which the layout is added in messages, or a whole constraint."""
+class _UserText:
+    """A name and where the user wrote it: an entry of ``pins`` (messages append the layout) or a ``whole`` constraint."""
 
     name: str
     text: str
@@ -114,7 +114,7 @@ class _Said:
 
 @dataclass
 class _Reader:
-    """What has been read so far; fields as in ``Constraints``."""
+    """Collects the constraints read so far; fields as in ``Constraints``."""
 
     graph: PlanningGraph
     mesh: Mesh
@@ -135,11 +135,11 @@ class _Reader:
     def read_inputs(self, given: Any) -> None:
         nodes = {i.name: i.node for i in self.graph.inputs_of("input")}
         for name in [name for name, node in nodes.items() if is_length(self.graph.by_name[node].meta["val"])]:
-            whole = Layout.replicated(self.mesh.ndim)  # a number of the call: users know it as no tensor
-            self._add_layout(Place(nodes.pop(name)), whole, f"input {name}", _Said(name, f"input_layouts[{name}]"))
+            whole = Layout.replicated(self.mesh.ndim)  # a length passed to the call: to users it is not a tensor
+            self._add_layout(Place(nodes.pop(name)), whole, f"input {name}", _UserText(name, f"input_layouts[{name}]"))
         given = self._by_end(given, "input")
         for name, layout in _by_name(given, list(nodes), self.mesh, "input_layouts"):
-            self._add_layout(Place(nodes[name]), layout, f"input {name}", _Said(name, f"input_layouts[{name}]"))
+            self._add_layout(Place(nodes[name]), layout, f"input {name}", _UserText(name, f"input_layouts[{name}]"))
 
     def read_outputs(self, given: Any) -> None:
         ends = {o.name: i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
@@ -147,7 +147,7 @@ class _Reader:
         given = self._by_end(given, "output")
         for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts"):
             place = Place(returned[ends[name]].name, 0, ends[name])
-            self._add_layout(place, layout, f"output {name}", _Said(name, f"output_layouts[{name}]"))
+            self._add_layout(place, layout, f"output {name}", _UserText(name, f"output_layouts[{name}]"))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)
@@ -165,32 +165,34 @@ class _Reader:
         elif isinstance(constraint, Forbid):
             self._read_forbidden(constraint)
         else:
-            self.read_pin(_Said(constraint.name, str(constraint), whole=True), constraint.layout)
+            self.read_pin(_UserText(constraint.name, str(constraint), whole=True), constraint.layout)
 
-    def read_pin(self, said: _Said, layout: Any) -> None:
-        several = _of_results(layout)
-        for named in self.names.find(said.name, "" if said.whole else "pin ", said.text, several is not None):
+    def read_pin(self, user_text: _UserText, layout: Any) -> None:
+        several = _layouts_of_results(layout)
+        for named in self.names.find(user_text.name, "" if user_text.whole else "pin ", user_text.text, several is not None):
             if len(named.places) == 1:
                 whole = several[0] if several is not None and len(several) == 1 else layout
-                self._add_layout(_there(named, 0, whole, said), whole, f"{said.name!r} ({named.what})", said)
+                self._add_layout(_existing_place(named, 0, whole, user_text), whole, f"{user_text.name!r} ({named.what})", user_text)
                 continue
             if several is None or len(several) != len(named.places):
-                raise _wrong_count(named, several, self.mesh, said)
+                raise _wrong_count(named, several, self.mesh, user_text)
             for index, wanted in enumerate(several):
                 if wanted is not None:
-                    self._add_layout(_there(named, index, wanted, said), wanted, f"result {index} of {named.what}", said, f"[{index}]")
+                    self._add_layout(
+                        _existing_place(named, index, wanted, user_text), wanted, f"result {index} of {named.what}", user_text, f"[{index}]"
+                    )
 
-    def _add_layout(self, place: Place, layout: Any, what: str, said: _Said, part: str = "") -> None:
-        """A LayoutError about it says what the user wrote."""
+    def _add_layout(self, place: Place, layout: Any, what: str, user_text: _UserText, part: str = "") -> None:
+        """Adds a condition; a LayoutError quotes the user's text."""
         try:
             found = pattern(layout, self.mesh, self._dims(place), what)
         except LayoutError as error:
-            raise LayoutError(error.what, where=error.where or said.text + part, remedy=error.remedy) from error
-        self.add(place, Condition(found, said.of(layout, part), place.output))
+            raise LayoutError(error.what, where=error.where or user_text.text + part, remedy=error.remedy) from error
+        self.add(place, Condition(found, user_text.of(layout, part), place.output))
 
     def _read_forbidden(self, forbid: Forbid) -> None:
-        """A place that cannot have such a layout at all is left out; raises LayoutError where none can."""
-        layout = forbid.layout if forbid.axis is None else {forbid.axis: _one(forbid)}
+        """Skips places where the layout is impossible anyway; raises LayoutError if it is impossible at all places."""
+        layout = forbid.layout if forbid.axis is None else {forbid.axis: _forbidden_placement(forbid)}
         found: list[tuple[Place, Pattern]] = []
         errors: list[LayoutError] = []
         for named in self.names.find(forbid.name, "", str(forbid), several=True):
@@ -211,7 +213,7 @@ class _Reader:
                 if len(named.places) != 1:
                     what = f"{named.what} has {count_text(len(named.places), 'result')}"
                     raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")
-                places[_there(named, 0, "a name", _Said(name, str(equal), whole=True))] = None
+                places[_existing_place(named, 0, "a name", _UserText(name, str(equal), whole=True))] = None
         if len(places) < 2:
             remedy = "name at least two, or give a glob that matches several"
             raise ConstraintError(f"only {', '.join(p.node for p in places)} is named to be equal", where=str(equal), remedy=remedy)
@@ -219,7 +221,7 @@ class _Reader:
         self.equal.append(Equality(tuple(places), str(equal)))
 
     def _check_alike(self, places: Sequence[Place], equal: Equal) -> None:
-        """One layout says something else of tensors of other dims: dim 1 of a weight is none of its bias."""
+        """Tensors with different numbers of dims cannot have equal layouts: a weight's dim 1 has no counterpart in its bias."""
         dims: dict[int, list[str]] = {}
         for place in places:
             dims.setdefault(self._dims(place), []).append(self.names.spelled(place))
@@ -234,24 +236,24 @@ class _Reader:
         return value.dim()
 
 
-def _there(named: Named, index: int, wanted: Any, said: _Said) -> Place:
-    """A result that is asked for; raises LayoutError where it is no tensor."""
+def _existing_place(named: Named, index: int, wanted: Any, user_text: _UserText) -> Place:
+    """The requested result; raises LayoutError if it is not a tensor."""
     place = named.places[index]
     if place is None:
         what = f"result {index} of {named.what} is no tensor, or nothing reads it"
-        raise LayoutError(what, where=said.text, remedy=f"give None in place of {wanted!r}")
+        raise LayoutError(what, where=user_text.text, remedy=f"give None in place of {wanted!r}")
     return place
 
 
-def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, said: _Said) -> LayoutError:
+def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, user_text: _UserText) -> LayoutError:
     gives = count_text(1 if given is None else len(given), "layout")
-    what = f"{named.what} has {count_text(len(named.places), 'result')}, {said.text} gives {gives}"
+    what = f"{named.what} has {count_text(len(named.places), 'result')}, {user_text.text} gives {gives}"
     example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(named.places) - 1)])
-    return LayoutError(what, where=said.text, remedy=f"give one for each, None where free: pins={{{said.name!r}: ({example})}}")
+    return LayoutError(what, where=user_text.text, remedy=f"give one for each, None where free: pins={{{user_text.name!r}: ({example})}}")
 
 
-def _one(forbid: Forbid) -> Placement:
-    """The placement that is forbidden on one axis."""
+def _forbidden_placement(forbid: Forbid) -> Placement:
+    """The forbidden placement on one axis."""
     given = forbid.layout
     if isinstance(given, str):
         given = Layout.parse(given)
@@ -263,8 +265,8 @@ def _one(forbid: Forbid) -> Placement:
     return given
 
 
-def _of_results(layout: Any) -> list[Any] | None:
-    """Layouts of several results: a sequence of them, or a text as ``print(plan)`` has it (``"RS(0), R"``, ``*`` where free)."""
+def _layouts_of_results(layout: Any) -> list[Any] | None:
+    """Layouts of several results: a sequence of layouts, or text in the form of ``print(plan)`` (``"RS(0), R"``, ``*`` where free)."""
     if isinstance(layout, str):
         parts = [part.strip() for part in layout.split(",")]
         return [None if part == "*" else part for part in parts] if len(parts) > 1 else None
@@ -273,7 +275,7 @@ def _of_results(layout: Any) -> list[Any] | None:
 
 
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
-    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (axes not named stay free)."""
+    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (other axes are free)."""
     if isinstance(layout, str):
         layout = _parsed(layout)
     if isinstance(layout, Mapping):
@@ -295,14 +297,14 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
 
 
 def _parsed(text: str) -> Sequence[Placement | None]:
-    """A layout in which axes may be free: ``S(0)*``."""
+    """Reads a layout with free axes: ``S(0)*``."""
     plain = Layout.parse(text.replace("*", "R"))
     free = {len(Layout.parse(text[:i].replace("*", "R"))) if i else 0 for i, c in enumerate(text) if c == "*"}
     return [None if axis in free else placement for axis, placement in enumerate(plain)]
 
 
 def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[str, Any]]:
-    """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout for all (a mapping by axis too)."""
+    """(name, layout) pairs from a mapping by name, a sequence in order (None: free), or one layout (also a mapping by axis) for all."""
     if given is None:
         return []
     if isinstance(given, str) or (isinstance(given, (Sequence, Mapping)) and given and _is_layout(given, names, mesh)):
@@ -311,8 +313,8 @@ def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[
     if isinstance(given, Mapping):
         for name in given:
             if name not in names:
-                said = f"{what} names {name!r}, which there is not{closest(name, names)}"
-                raise ConstraintError(said, where=what, remedy=f"name one of {known}")
+                user_text = f"{what} names {name!r}, which there is not{closest(name, names)}"
+                raise ConstraintError(user_text, where=what, remedy=f"name one of {known}")
         return [(name, layout) for name, layout in given.items() if layout is not None]
     if not isinstance(given, Sequence):
         raise ConstraintError(
@@ -330,7 +332,7 @@ def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[
 
 
 def _is_layout(given: Sequence[Any] | Mapping[Any, Any], names: list[str], mesh: Mesh) -> bool:
-    """Whether a sequence or a mapping is one layout: all placements, or all keys axes (and not names of tensors)."""
+    """Whether a sequence or mapping is one layout: all items are placements, or all keys are axes and not names of tensors."""
     if not isinstance(given, Mapping):
         return all(isinstance(p, Placement) for p in given)
     by_axis = set(mesh.axis_names) - set(names)
@@ -341,7 +343,7 @@ PLAN_PINS = "pins, which are a plan"
 
 
 def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str, OpSpec]:
-    """The OpSpecs of a (partial) plan; its nodes must be this graph's."""
+    """The OpSpecs of a (partial) plan; raises ConstraintError unless its mesh and nodes are those of this graph."""
     if plan.mesh.shape != mesh.shape or plan.mesh.axis_names != mesh.axis_names:
         raise ConstraintError(f"the plan is for mesh {plan.mesh}, not {mesh}", where=PLAN_PINS, remedy="plan for this mesh")
     if plan.graph_hash and plan.graph_hash != graph.hash:
@@ -351,7 +353,7 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
             remedy="plan again without it, or pin layouts by name",
         )
     specs = {}
-    seconds = {again(name) for nodes in plan.recomputed.values() for name in nodes}  # they do what they did the first time
+    seconds = {again(name) for nodes in plan.recomputed.values() for name in nodes}  # a second run always has the spec of the first
     for node in plan.nodes:
         if node.name in seconds:
             continue
@@ -368,7 +370,7 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
 
 
 def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterator[tuple[str, Condition]]:
-    """A gradient or mutated buffer that the plan returns in a layout asks its input for it."""
+    """If the plan fixes the layout of a returned gradient or mutated buffer, its input must have that layout."""
     if "output" in specs:
         nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
         for end, layout in zip(graph.outputs, specs["output"].inputs, strict=True):

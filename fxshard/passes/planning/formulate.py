@@ -1,14 +1,14 @@
-"""formulate: an annotated graph and its constraints -> a PlacementProblem of numbers.
+"""formulate: turns an annotated graph and its constraints into a PlacementProblem, which is numbers only.
 
-Variables: one per node (which OpSpec) and one per returned output (which layout).
+Variables: one per node (its OpSpec) and one per returned output (its layout).
 - node cost: compute time of the spec (``cost.compute_time``)
-- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.PathTable``), once
-  for each layout that they read, less what compute hides of it (``overlap``). Both are means where several sizes are priced (``prices``).
-- parts of one operator (``groups``): one variable for all, with what is reduced between them.
-- a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, a tangent comes in its output's.
-- what the user wants equal: an edge from each to the first; what may be sent on an axis: a row (``budgets``).
-- memory, where it is limited: what values take, and the layouts that they are brought into, while they live (``memory_use``);
-  a node's state then says as well how what it gives gets to the backward (``modes``), a variable per block that its nodes agree.
+- transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.PathTable``), paid once per
+  distinct layout that is read, less the part hidden beside compute (``overlap``). With several sizes, both are means (``prices``).
+- parts of one operator (``groups``): one variable for all, which also pays for the reductions between them.
+- a gradient is returned in its parameter's layout, a mutated buffer in the buffer's; a tangent has the layout of its output.
+- equalities: an edge from each tensor to the first; limits on communication: a row each (``communication_limits``).
+- a memory limit: the bytes of values and of their redistributed copies over their lifetimes (``memory_use``). A node's state then also
+  says whether it is recomputed (``modes``), and one variable per block makes its nodes agree.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span
 from fxshard.passes.annotation.overlap import Overlap
 from fxshard.passes.annotation.recompute import Block
-from fxshard.passes.memory.memory_floor import Floor
-from fxshard.passes.memory.memory_use import Brought, Kept, Reader, Usage
-from fxshard.passes.memory.saved_for_backward import KEPT, REDONE, Crossing, Modes, Wants, in_modes
-from fxshard.passes.planning.admit import admitted, all_hold, pins_of, place, planned_spec
-from fxshard.passes.planning.budgets import Moved, rows
+from fxshard.passes.memory.memory_floor import MemoryFloor
+from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, Redistributed
+from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing, Modes, Wants, in_modes
+from fxshard.passes.planning.admissible_specs import admissible_specs, pins_of, plan_pin_text, satisfying, user_location
+from fxshard.passes.planning.communication_limits import SentTensor, limit_rows
 from fxshard.passes.planning.constrain import Condition, Constraints
 from fxshard.passes.planning.names import Place
 from fxshard.passes.trace.fakes.mixed_precision import reduces_pending
@@ -49,7 +49,7 @@ from fxshard.solver import Live, PlacementProblem, Row, Transfer
 
 @dataclass(frozen=True)
 class Formulation:
-    """The problem and what its variables mean.
+    """The problem and the meaning of its variables.
 
     ``node_vars``: node -> (variable, specs); ``result_vars``: output index -> (variable, layouts).
     """
@@ -61,14 +61,14 @@ class Formulation:
     price: Price
     unit: str
     start: tuple[int, ...] = ()
-    """A legal choice to begin with: replicated wherever nothing else is asked for."""
+    """A feasible choice to start from: replicated except where the constraints ask for something else."""
     blocks: Mapping[int, Block] = field(default_factory=dict)
-    """Variable -> the block that it says of whether (1) or not (0) it is computed again."""
+    """Variable -> the block that it decides on: 1 if the block is recomputed."""
     kept: tuple[Kept, ...] = ()
     times: Mapping[str, int] = field(default_factory=dict)
-    """When each node runs, where memory is limited, second runs too."""
+    """Time at which each node runs, second runs included; empty without a memory limit."""
     floor: PlacementProblem | None = None
-    """The same where memory counts that every plan takes for certain: bounds on any plan within the limit are those of this one."""
+    """The same problem with memory counted from below: a bound on it bounds every plan within the limit."""
 
 
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
@@ -89,16 +89,16 @@ class _Builder:
     edge_costs: list[np.ndarray] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     start: list[int] = field(default_factory=list)
-    alike: IdentityCache = field(default_factory=IdentityCache)
-    brought: list[Brought] = field(default_factory=list)
+    cache: IdentityCache = field(default_factory=IdentityCache)
+    redistributed: list[Redistributed] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
-    joined: list[tuple[int, Group]] = field(default_factory=list)
-    """(variable, the group that it decides)."""
+    group_vars: list[tuple[int, Group]] = field(default_factory=list)
+    """(variable, the group that it decides on)."""
     states: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Variable -> the mode of each of its states, where it has several."""
+    """Variable -> the mode of each of its states, for variables with several modes."""
     blocks: dict[int, Block] = field(default_factory=dict)
-    hubs: dict[str, int] = field(default_factory=dict)
-    """Block -> the variable that says whether it is computed again."""
+    block_vars: dict[str, int] = field(default_factory=dict)
+    """Block -> the variable that says whether it is recomputed."""
 
     @property
     def graph(self) -> PlanningGraph:
@@ -111,7 +111,7 @@ class _Builder:
     def build(self) -> Formulation:
         self.node_vars: dict[str, tuple[int, tuple[OpSpec, ...]]] = {}
         self.result_vars: dict[int, tuple[int, tuple[Layout, ...]]] = {}
-        joint = [g for g in groups(self.graph, self._free) if self._joint(g)[0]]
+        joint = [g for g in groups(self.graph, self._unconstrained) if self._joint(g)[0]]
         together = {n: g for g in joint for n in g.nodes}
         limit, redone = self.constraints.memory_limit, self.constraints.recomputed
         self.modes = None if limit is None and not redone else Modes(self.graph, [g.nodes for g in joint])
@@ -129,7 +129,7 @@ class _Builder:
         self._start_equal()
         readers = self._readers()
         for name, found in readers.items():
-            self._value(self.graph.by_name[name], found)
+            self._transfers_of_value(self.graph.by_name[name], found)
         self._tangents()
         self._equalities()
         lives = () if self.modes is None or limit is None else self._lives(self.modes)
@@ -141,7 +141,7 @@ class _Builder:
             node_names=tuple(self.names),
             transfers=tuple(self.transfers),
             lives=lives,
-            rows=self._budgets(),
+            rows=self._communication_rows(),
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
         named = self.node_vars, self.result_vars, readers
@@ -154,45 +154,45 @@ class _Builder:
         times = self.modes.times
         return {n.name: t for n, t in times.time.items()} | {second_run(n.name): t for n, t in times.recomputed_at.items()}
 
-    def _usage(self, modes: Modes) -> Usage:
+    def _usage(self, modes: Modes) -> MemoryUse:
         priced = self.price, self.annotated.prices
-        return Usage(modes, self.mesh, self.constraints.optimizer, self.alike, self.node_vars, self.states, *priced)
+        return MemoryUse(modes, self.mesh, self.constraints.optimizer, self.cache, self.node_vars, self.states, *priced)
 
     def _floor(self, problem: PlacementProblem, readers: Mapping[str, tuple[Reader, ...]], modes: Modes) -> PlacementProblem:
-        """The problem in which only what every plan holds for certain is in memory."""
+        """The problem that counts only the memory that every plan certainly needs."""
         kept = {one.crossing.value.name: one for one in self.kept}
-        floor = Floor(self._usage(modes), readers, kept, list(self.transfers))
+        floor = MemoryFloor(self._usage(modes), readers, kept, list(self.transfers))
         lives = tuple(floor.lives())
         return replace(problem, lives=lives, transfers=tuple(floor.transfers))
 
     def _lives(self, modes: Modes) -> tuple[Live, ...]:
-        """What is in memory, and when."""
-        usage = self._usage(modes)
-        lasting = (*usage.own(self.brought), *usage.brought(self.brought), *usage.joined(self.joined), *usage.kept(self.kept))
-        return (*lasting, *usage.meanwhile(self.brought))
+        """Memory as `Live`s: how many bytes, and when."""
+        usage, copies = self._usage(modes), self.redistributed
+        lasting = (*usage.as_produced(copies), *usage.redistributed(copies), *usage.within_groups(self.group_vars), *usage.kept(self.kept))
+        return (*lasting, *usage.workspaces(copies))
 
-    def _budgets(self) -> tuple[Row, ...]:
-        """What may be sent on an axis: of transfers what they send, of a group's state what is handed over in it."""
+    def _communication_rows(self) -> tuple[Row, ...]:
+        """A row per limit on communication: the bytes of transfers, and of the redistributions inside a group."""
         limits = self.constraints.communication
-        moved = list(self._moved()) if limits else []
-        return rows(limits, self.mesh, self.price, moved, [len(c) for c in self.costs])
+        moved = list(self._sent_tensors()) if limits else []
+        return limit_rows(limits, self.mesh, self.price, moved, [len(c) for c in self.costs])
 
-    def _moved(self) -> Iterator[Moved]:
-        for one in self.brought:
+    def _sent_tensors(self) -> Iterator[SentTensor]:
+        for one in self.redistributed:
             layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(one.ends)))
-            yield Moved(*self.annotated.prices.extent(one.value), layouts, transfer=one.transfer)
-        for var, group in self.joined:
+            yield SentTensor(*self.annotated.prices.extent(one.value), layouts, transfer=one.transfer)
+        for var, group in self.group_vars:
             options, runs = [self.node_vars[n.name][1] for n in group.nodes], self._runs(var)
             for state, chosen in enumerate(zip(*options, strict=True)):
                 for member, output, want in internal_redistributions(group, chosen):
                     have = chosen[member].outputs[output]
                     assert have is not None
-                    moved = Moved(*self.annotated.prices.extent(group.nodes[member], output), (have, want), var=var, state=state)
+                    moved = SentTensor(*self.annotated.prices.extent(group.nodes[member], output), (have, want), var=var, state=state)
                     yield from [moved] * runs[state]
 
     def _runs(self, var: int) -> list[int]:
-        """How often the nodes of a variable run in each of its states."""
-        return [1 + (mode == REDONE) for mode in self.states.get(var, (KEPT,) * len(self.costs[var]))]
+        """How often the nodes of a variable run, for each of its states."""
+        return [1 + (mode == RECOMPUTED) for mode in self.states.get(var, (KEPT,) * len(self.costs[var]))]
 
     def _variable(self, name: str, costs: np.ndarray, start: int = 0) -> int:
         self.start.append(start)
@@ -205,51 +205,51 @@ class _Builder:
         self.edge_costs.append(costs)
 
     def _node(self, node: fx.Node) -> None:
-        specs = admitted(node, self.annotated, self.constraints)
-        self._decide([node], node.name, self._computing(node, specs), [specs])
+        specs = admissible_specs(node, self.annotated, self.constraints)
+        self._variable_for([node], node.name, self._compute_costs(node, specs), [specs])
 
-    def _decide(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
-        """One variable for nodes whose states are ``options``: each of them in each mode that the nodes may take, KEPT first."""
+    def _variable_for(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
+        """Adds one variable for nodes with these ``options``, repeated for each mode that the nodes may take, KEPT first."""
         modes = (KEPT,) if self.modes is None else self.modes.of(nodes[0])
-        var = self._variable(name, costs if modes == (KEPT,) else np.concatenate([costs * (2 if m == REDONE else 1) for m in modes]))
+        var = self._variable(name, costs if modes == (KEPT,) else np.concatenate([costs * (2 if m == RECOMPUTED else 1) for m in modes]))
         for node, specs in zip(nodes, options, strict=True):
-            self.node_vars[node.name] = var, self.alike(("modes", len(modes)), (specs,), partial(operator.mul, specs, len(modes)))
+            self.node_vars[node.name] = var, self.cache(("modes", len(modes)), (specs,), partial(operator.mul, specs, len(modes)))
         if len(modes) > 1:
-            self.states[var] = self.alike(("states", modes, len(costs)), (), lambda: tuple(m for m in modes for _ in costs))
-        if REDONE in modes:
+            self.states[var] = self.cache(("states", modes, len(costs)), (), lambda: tuple(m for m in modes for _ in costs))
+        if RECOMPUTED in modes:
             assert self.modes is not None
-            redone = np.array(self.states[var]) == REDONE
-            self._edge(var, self._hub(self.modes.block[nodes[0]]), np.where(np.stack([redone, ~redone], axis=1), np.inf, 0.0))
+            redone = np.array(self.states[var]) == RECOMPUTED
+            self._edge(var, self._block_variable(self.modes.block[nodes[0]]), np.where(np.stack([redone, ~redone], axis=1), np.inf, 0.0))
         return var
 
-    def _hub(self, block: Block) -> int:
-        """The variable that says whether a block is computed again."""
-        if block.name not in self.hubs:
+    def _block_variable(self, block: Block) -> int:
+        """The variable that says whether a block is recomputed."""
+        if block.name not in self.block_vars:
             forced = block.name in self.constraints.recomputed
-            self.hubs[block.name] = self._variable(f"recompute {block.name}", np.array([np.inf if forced else 0.0, 0.0]))
-            self.blocks[self.hubs[block.name]] = block
-        return self.hubs[block.name]
+            self.block_vars[block.name] = self._variable(f"recompute {block.name}", np.array([np.inf if forced else 0.0, 0.0]))
+            self.blocks[self.block_vars[block.name]] = block
+        return self.block_vars[block.name]
 
-    def _computing(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
+    def _compute_costs(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
         if node.name not in self.annotated.calls or self.objective == "communication":
-            return self.alike("free", (specs,), lambda: np.zeros(len(specs)))  # layers repeat, so arrays do
+            return self.cache("free", (specs,), lambda: np.zeros(len(specs)))  # repeated layers share one array
         prices = self.annotated.prices
-        return self.alike(("compute", prices.calls(node.name)), (specs,), lambda: prices.computing(node.name, specs))
+        return self.cache(("compute", prices.calls(node.name)), (specs,), lambda: prices.computing(node.name, specs))
 
-    def _free(self, node: fx.Node) -> bool:
-        """Whether nobody said anything about a node."""
+    def _unconstrained(self, node: fx.Node) -> bool:
+        """Whether no constraint names the node."""
         return not pins_of(node, self.constraints) and node.name not in self.constraints.specs
 
     def _group(self, group: Group) -> None:
-        """One variable for all nodes of a group: what they compute, and what is reduced between them."""
+        """One variable for all nodes of a group; costs are their compute and the redistributions between them."""
         _, costs, options = self._joint(group)
-        self.joined.append((self._decide(group.nodes, group.nodes[-1].name, costs, options), group))
+        self.group_vars.append((self._variable_for(group.nodes, group.nodes[-1].name, costs, options), group))
 
     def _joint(self, group: Group) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, tuple[tuple[OpSpec, ...], ...]]:
-        """What the nodes of a group may do together: as ``joint_specs``, what each costs, and the specs of each node."""
+        """The joint states of a group: spec indices as from ``joint_specs``, the cost of each state, and the specs of each node."""
         specs = [self.annotated.specs[n.name] for n in group.nodes]
         key = "group", group.sources, tuple(self.annotated.prices.calls(n.name) for n in group.nodes)
-        return self.alike(key, specs, lambda: self._joint_costs(group, joint_specs(group, self.annotated.specs)))
+        return self.cache(key, specs, lambda: self._joint_costs(group, joint_specs(group, self.annotated.specs)))
 
     def _joint_costs(
         self, group: Group, joint: tuple[tuple[int, ...], ...]
@@ -258,7 +258,7 @@ class _Builder:
         states = np.array(joint, dtype=np.int64).reshape(len(joint), len(group.nodes))
         costs = np.zeros(len(states))
         for column, node in zip(states.T, group.nodes, strict=True):
-            costs += self._computing(node, specs[node.name])[column]
+            costs += self._compute_costs(node, specs[node.name])[column]
         for state, row in enumerate(states):
             chosen = [specs[node.name][k] for node, k in zip(group.nodes, row, strict=True)]
             for member, output, want in internal_redistributions(group, chosen):
@@ -268,26 +268,26 @@ class _Builder:
         return joint, costs, tuple(tuple(specs[n.name][k] for k in column) for column, n in zip(states.T, group.nodes, strict=True))
 
     def _results(self) -> None:
-        """One variable per returned output: replicated or sharded, or as pinned."""
+        """One variable per returned output: replicated, sharded, or as pinned."""
         returned = operands(self.graph.module.graph.output_node())
         whole = self.constraints.specs.get("output")
         for index, (end, node) in enumerate(zip(self.graph.outputs, returned, strict=True)):
             if end.kind != "output":
                 continue
             layouts = self._returnable(node)
-            wishes = [(pin.said, pin.admits) for pin in self.constraints.results.get(index, ())]
+            requirements = [(pin.user_text, pin.admits) for pin in self.constraints.results.get(index, ())]
             if whole is not None:
-                said = planned_spec(f"output {end.name}", whole.inputs[index])
-                wishes.append((said, Condition(whole.inputs[index], said).admits))
-            for said, holds in wishes:
+                user_text = plan_pin_text(f"output {end.name}", whole.inputs[index])
+                requirements.append((user_text, Condition(whole.inputs[index], user_text).admits))
+            for user_text, holds in requirements:
                 if not any(map(holds, layouts)):
                     remedy = "outputs can be replicated or sharded where they are longer than 1, not partial"
-                    raise ConstraintError(f"{said} cannot hold for {end.name}", where=place(node, self.graph), remedy=remedy)
-            kept = all_hold(layouts, wishes, place(node, self.graph))
+                    raise ConstraintError(f"{user_text} cannot hold for {end.name}", where=user_location(node, self.graph), remedy=remedy)
+            kept = satisfying(layouts, requirements, user_location(node, self.graph))
             self.result_vars[index] = (self._variable(end.name, np.zeros(len(kept))), kept)
 
     def _returnable(self, node: fx.Node) -> list[Layout]:
-        """Layouts in which an output may be returned, at all sizes at which it is priced."""
+        """Layouts in which an output may be returned at all sizes that are priced."""
         others = [result_layouts(one.graph.by_name[node.name], self.mesh) for _, one in self.annotated.samples]
         return [layout for layout in result_layouts(node, self.mesh) if all(layout in other for other in others)]
 
@@ -304,7 +304,7 @@ class _Builder:
         return {name: tuple(readers) for name, readers in found.items()}
 
     def _returned(self, index: int) -> Reader:
-        """An output is read in its own variable's layout; a gradient or mutated buffer in that of its input."""
+        """An output is read in its own variable's layout, a gradient or mutated buffer in that of its input."""
         end = self.graph.outputs[index]
         if end.kind == "output":
             var, layouts = self.result_vars[index]
@@ -315,67 +315,70 @@ class _Builder:
         return Reader(var, self._layouts(specs, "outputs", 0), "output", index)
 
     def _layouts(self, specs: tuple[OpSpec, ...], ends: str, index: int) -> tuple[Layout, ...]:
-        """The layouts of one of the ``inputs`` or ``outputs`` of all specs."""
-        return self.alike(("layouts", ends, index), (specs,), lambda: tuple(getattr(s, ends)[index] for s in specs))
+        """The layouts of one operand or result under each spec; ``ends`` is ``inputs`` or ``outputs``."""
+        return self.cache(("layouts", ends, index), (specs,), lambda: tuple(getattr(s, ends)[index] for s in specs))
 
-    def _value(self, node: fx.Node, readers: tuple[Reader, ...]) -> None:
-        """The transfers of a value from the layout that its producer gives to those that its readers want."""
+    def _transfers_of_value(self, node: fx.Node, readers: tuple[Reader, ...]) -> None:
+        """Adds the transfers of a value from its producer's layout to its readers'."""
         source, index = producer(node)
         var, specs = self.node_vars[source.name]
         have = self._layouts(specs, "outputs", index)
         if self.modes is None:
             self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], _places(readers), (0, 0))
             return
-        crossing, redone = self.modes.crossing(node), {n.name for n in self.modes.redone_readers(node)}
-        again = [(r.var, in_modes(self.alike, r.layouts, self.states.get(r.var), (REDONE,))) for r in readers if r.node in redone]
+        crossing, redone = self.modes.crossing(node), {n.name for n in self.modes.recomputed_readers(node)}
+        again = [(r.var, in_modes(self.cache, r.layouts, self.states.get(r.var), (RECOMPUTED,))) for r in readers if r.node in redone]
         if crossing is not None:
-            self._kept(crossing, (var, have), readers, again)
+            self._kept_variable(crossing, (var, have), readers, again)
             return
         nodes = self.modes.times.readers[node]
         self._transfer(node, var, have, [(r.var, r.layouts) for r in readers], _places(readers), self.modes.times.copy_span(node, nodes))
         if again:
-            self._transfer(node, var, have, again, [], self.modes.late_span((), self.modes.redone_readers(node), node))
+            self._transfer(node, var, have, again, [], self.modes.backward_span((), self.modes.recomputed_readers(node), node))
 
-    def _kept(
+    def _kept_variable(
         self, crossing: Crossing, made: tuple[int, tuple[Layout, ...]], readers: Sequence[Reader], again: Sequence[tuple[int, Wants]]
     ) -> None:
-        """A variable for the layout in which a value is kept for the backward, which reads that one: as it was made where it is
-        computed again, none where only what is computed again would read it and nothing is."""
+        """Adds a variable for the layout in which a value is saved for the backward; the backward reads that layout.
+
+        A recomputed value is found in the layout in which it is produced. A state for "not saved" exists if only recomputed nodes would
+        read the value, and is taken when none of them is recomputed.
+        """
         (var, have), value = made, crossing.value
         names = {n.name for n in crossing.early}
         halves = [[r for r in readers if (r.node in names) is half] for half in (True, False)]
         early, late = ([(r.var, r.layouts) for r in half] for half in halves)
         keys = [have, *(layouts for _, layouts in (*early, *late))]
-        layouts = self.alike("kept", keys, lambda: tuple(dict.fromkeys(itertools.chain.from_iterable(keys))))
+        layouts = self.cache("kept", keys, lambda: tuple(dict.fromkeys(itertools.chain.from_iterable(keys))))
         inside, none = self.modes is not None and producer(value)[0] in self.modes.block, not late
         redone = tuple(dict.fromkeys(have)) if inside else ()
-        kept = self.alike(("kept", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *(None for _ in redone)))
-        read = self.alike(("read", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *redone))
+        kept = self.cache(("kept", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *(None for _ in redone)))
+        read = self.cache(("read", inside, none), keys, lambda: (*layouts, *(None for _ in range(none)), *redone))
         to = self._variable(f"kept {value.name}", np.zeros(len(kept)), len(layouts) if none else layouts.index(have[self.start[var]]))
         self._transfer(value, var, have, [*early, (to, kept)], _places(halves[0]), crossing.first)
         self._transfer(value, to, read, [*late, *again], _places(halves[1]), crossing.second)
         if inside:
-            agree = partial(_agree_in_mode, have, read, self.states[var], len(kept) - len(redone))
-            self._edge(var, to, self.alike("agree in mode", (have, read, self.states[var]), agree))
+            agree = partial(_recompute_costs, have, read, self.states[var], len(kept) - len(redone))
+            self._edge(var, to, self.cache("agree in mode", (have, read, self.states[var]), agree))
         if none:
             assert self.modes is not None
             blocks = list(dict.fromkeys(self.modes.block[n].name for n in crossing.redone))
             gone = np.arange(len(kept)) == len(layouts)
-            idle = ~gone & (len(blocks) == 1)  # kept for nobody; where several blocks may read it, only as it was made, which costs nothing
+            idle = ~gone & (len(blocks) == 1)  # saved but unread: with several blocks, allowed only in the producer's layout, which is free
             if len(blocks) > 1:
                 other = np.array([[at is not None and at != made for at in kept] for made in have])
                 self._edge(var, to, np.where(other, np.inf, 0.0))
             for block in blocks:
-                self._edge(to, self.hubs[block], np.where(np.stack([idle, gone], axis=1), np.inf, 0.0))
-        self._keep(crossing, to, (kept, read), (var, have))
+                self._edge(to, self.block_vars[block], np.where(np.stack([idle, gone], axis=1), np.inf, 0.0))
+        self._record_kept(crossing, to, (kept, read), (var, have))
 
-    def _keep(self, crossing: Crossing, to: int, layouts: tuple[Wants, Wants], made: tuple[int, tuple[Layout, ...]]) -> None:
-        """Notes what is kept, and as what the backward reads it; beside what is there as made in any case, by a transfer of nothing."""
+    def _record_kept(self, crossing: Crossing, to: int, layouts: tuple[Wants, Wants], made: tuple[int, tuple[Layout, ...]]) -> None:
+        """Records the saved value. If the original stays alive anyway, a free transfer stands for the memory of a saved copy."""
         kept, read = layouts
         transfer, ends = -1, (made[1], kept)
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
-            prices, (given, wanted) = self.alike(
+            prices, (given, wanted) = self.cache(
                 ("prices", *self.annotated.prices.extent(crossing.value), None, self._unreduced(crossing.value)),
                 ends,
                 lambda: self._priced(crossing.value, ends, None),
@@ -386,23 +389,23 @@ class _Builder:
     def _transfer(
         self, node: fx.Node, var: int, have: Wants, wants: Sequence[tuple[int, Wants]], places: Sequence[tuple[str, int]], span: Span
     ) -> None:
-        """``wants``: (variable, layouts) of the readers; ``places``: which of them say beside what it may be communicated."""
-        others = [(reader, want) for reader, want in wants if reader != var]  # one that is the producer (an input returned) moves nothing
+        """``wants``: (variable, layouts) of the readers; ``places``: the reads beside which the communication may be hidden."""
+        others = [(reader, want) for reader, want in wants if reader != var]  # a returned input reads itself: no transfer
         if not others:
             return
         ends = [have, *(want for _, want in others)]
         beside = self.annotated.prices.overlap(node.name, places) if self.objective == "time" else None
         priced = partial(self._priced, node, ends, beside)
         key = ("prices", *self.annotated.prices.extent(node), beside, self._unreduced(node))
-        prices, (source_numbers, *numbers) = self.alike(key, ends, priced)
-        alike = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
-        self.brought.append(Brought(node, len(self.transfers), tuple(ends), span))
-        self.transfers.append(Transfer(var, source_numbers, tuple(alike.values()), prices))
+        prices, (source_numbers, *numbers) = self.cache(key, ends, priced)
+        distinct = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
+        self.redistributed.append(Redistributed(node, len(self.transfers), tuple(ends), span))
+        self.transfers.append(Transfer(var, source_numbers, tuple(distinct.values()), prices))
 
     def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Overlap | None) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Prices between all layouts at the ends of a value, less what is hidden, and for each end the numbers of its layouts there.
+        """Prices between all layouts of a value, less the hidden part, and the row or column numbers of the layouts at each end.
 
-        From and to None, what is not there or not read, costs nothing.
+        None stands for no value or no reader and costs nothing.
         """
         layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
         number = {layout: k for k, layout in enumerate(layouts)}
@@ -425,12 +428,12 @@ class _Builder:
         return path_table_for(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
-        """A tangent comes in the layout of the output that it belongs to."""
+        """A tangent has the layout of its output."""
         for result, layouts, var, specs in self._tangent_pairs():
-            self._edge(result, var, _agree(layouts, tuple(s.outputs[0] for s in specs)))
+            self._edge(result, var, _equality_costs(layouts, tuple(s.outputs[0] for s in specs)))
 
     def _start_tangents(self) -> None:
-        """The start agrees on them where the pins let it."""
+        """Makes the start satisfy this where the pins allow it."""
         for result, layouts, var, specs in self._tangent_pairs():
             both = [(a, b) for a, layout in enumerate(layouts) for b, s in enumerate(specs) if s.outputs[0] == layout]
             if both:
@@ -441,14 +444,14 @@ class _Builder:
         return [(*self.result_vars[by_name[end.name]], *self.node_vars[end.node]) for end in self.graph.inputs_of("tangent")]
 
     def _equalities(self) -> None:
-        """What the user wants to lie alike lies as the first of it."""
+        """Tensors declared equal have the layout of the first of them."""
         for equality in self.constraints.equal:
             (first, layouts), *others = map(self._at, equality.places)
             for var, its in others:
-                self._edge(first, var, _agree(layouts, its))
+                self._edge(first, var, _equality_costs(layouts, its))
 
     def _start_equal(self) -> None:
-        """The start agrees on them, in the first layout that all can have."""
+        """Makes the start satisfy this with the first layout that all of them allow."""
         for equality in self.constraints.equal:
             ends = [self._at(place) for place in equality.places]
             common = next((layout for layout in ends[0][1] if all(layout in layouts for _, layouts in ends)), None)
@@ -466,9 +469,10 @@ class _Builder:
         return var, tuple(s.outputs[output] for s in specs)
 
 
-def _agree_in_mode(have: Wants, read: Wants, modes: Sequence[int], redone: int) -> np.ndarray:
-    """0 where a value that is computed again is so, from ``redone`` on, in the layout in which it is made, one that is kept is kept."""
-    second, again = np.arange(len(read)) >= redone, np.array(modes) == REDONE
+def _recompute_costs(have: Wants, read: Wants, modes: Sequence[int], redone: int) -> np.ndarray:
+    """0 for consistent pairs: a recomputed value takes a state from ``redone`` on, with the layout in which it is produced; others take an
+    earlier state. Else inf."""
+    second, again = np.arange(len(read)) >= redone, np.array(modes) == RECOMPUTED
     numbers = {layout: k for k, layout in enumerate(dict.fromkeys((*have, *read)))}
     made, wanted = (np.array([numbers[layout] for layout in end]) for end in (have, read))
     wrong = (again[:, None] != second[None, :]) | (again[:, None] & (made[:, None] != wanted[None, :]))
@@ -485,7 +489,7 @@ def _between(paths: PathTable, figures: np.ndarray, layouts: Sequence[Layout]) -
     return figures[np.ix_(numbers, numbers)]
 
 
-def _agree(left: Sequence[Layout | None], right: Sequence[Layout | None]) -> np.ndarray:
+def _equality_costs(left: Sequence[Layout | None], right: Sequence[Layout | None]) -> np.ndarray:
     """0 where two layouts are equal, inf elsewhere."""
     return np.array([[0.0 if a == b else np.inf for b in right] for a in left])
 

@@ -1,4 +1,4 @@
-"""What a user's name means in a graph: an input, an output, what a submodule returns, a node; or a glob of one kind of these."""
+"""Resolves the user's names: an input, an output, what a submodule returns, a node, or a glob over one kind of these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = "parameter, buffer, input, output, module or node"
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the graph: result ``output`` of ``node``, or what the model returns as its output ``result``."""
+    """A tensor of the graph: result ``output`` of ``node``, or the model's output number ``result``."""
 
     node: str
     output: int = 0
@@ -32,9 +32,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Named:
-    """One thing that a name means: its tensors, several where a node has several results or a module returns several.
+    """One match of a name with its tensors; several if the node or module has several results.
 
-    None for what is no tensor, or what nothing reads, so that the graph lacks it.
+    None stands for a result that is not a tensor, or that nothing reads and the graph therefore lacks.
     """
 
     what: str
@@ -43,14 +43,14 @@ class Named:
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a graph: of its ends first, then of modules, then of nodes; a name or glob is looked up in this order."""
+    """The names of a graph. A name or glob is looked up among inputs and outputs first, then modules, then nodes."""
 
     graph: PlanningGraph
 
     def find(self, name: str, what: str, where: str, several: bool = False) -> list[Named]:
-        """What ``name`` means, exactly or as a glob (of nodes those with one result, or ``several``), or with ``[k]`` result k of it.
+        """The matches of ``name``: exact, as a glob (over nodes with one result unless ``several``), or ``[k]`` for result k.
 
-        ``what`` and ``where`` are for the ConstraintError when it means nothing.
+        ``what`` and ``where`` word the ConstraintError that is raised if nothing matches.
         """
         found = self._find(name, several) or _part(name, partial(self._find, several=True))
         if not found:
@@ -60,7 +60,7 @@ class Names:
         return list(dict.fromkeys(found))
 
     def one(self, name: str, where: str) -> Place:
-        """The one tensor that ``name`` means, in the first kind in which it is one; a ConstraintError says which names would do."""
+        """The one tensor that ``name`` means, in the first kind where it is unique; else a ConstraintError suggests names."""
         kinds = [table[name] for table in self._tables if name in table] or [_part(name, self._exactly)]
         for calls in kinds:
             if len(places := _distinct(calls)) == 1:
@@ -85,7 +85,7 @@ class Names:
         return ConstraintError(what, where=where, remedy="name one that gives a tensor; print(plan) lists the nodes")
 
     def spelled(self, place: Place) -> str:
-        """The user's name of an input or output; of one of several results ``node[k]``, else the node's."""
+        """The user's name of an input or output; for a node, its name, with ``[k]`` if it has several results."""
         if place.result is not None:
             return self.graph.outputs[place.result].name
         several = len(outputs_of(self.graph.by_name[place.node])) > 1
@@ -136,10 +136,10 @@ class Names:
 
 
 def by_end(given: Mapping[str, Any], graph: PlanningGraph, kind: str) -> dict[str, Any]:
-    """``given`` by the names of the graph's inputs or outputs, whose globs (``*`` and ``?``) and paths in objects are looked up.
+    """Renames the keys of ``given`` to the graph's inputs or outputs; keys may be globs (``*`` and ``?``) or paths in objects.
 
-    An output in an object has its path as a further name: ``outputs['past_key_values'].layers[0].keys``, or that of the argument that
-    holds it. What matches nothing stays as it is.
+    An output inside an object can also be named by its path: ``outputs['past_key_values'].layers[0].keys``, or by that of the argument that
+    holds it. Keys that match nothing stay unchanged.
     """
     ends = graph.inputs_of("input") if kind == "input" else [o for o in graph.outputs if o.kind == "output"]
     after = outcome_spec_of(graph.out_spec)
@@ -154,7 +154,7 @@ def by_end(given: Mapping[str, Any], graph: PlanningGraph, kind: str) -> dict[st
 
 
 def _part(name: str, find: Callable[[str], Sequence[Named]]) -> list[Named]:
-    """``whole[k]``: result k of what ``find`` finds by the name of the whole."""
+    """Reads ``whole[k]``: result k of each match that ``find`` returns for the name ``whole``."""
     part = re.fullmatch(r"(.+)\[(\d+)\]", name)
     if part is None:
         return []
@@ -168,7 +168,7 @@ def _distinct(calls: Iterable[Named]) -> list[Place]:
 
 
 def some(names: Iterable[str], most: int = 5) -> str:
-    """The first few of ``names``, and how many more there are."""
+    """The first few of ``names`` and the number of the others."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - most
     return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""What made a plan, kept beside it in the process that planned: it answers questions that take more than the plan's data."""
+"""Keeps the inputs and the solved problem of a plan in the process that made it, to answer questions that its data cannot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.recompute import expanded
 from fxshard.passes.memory.planned_memory import planned_profile
-from fxshard.passes.planning.choose import allowance, decide, keeps_limit, solved, unlimited
+from fxshard.passes.planning.choose import allowance, decide, keeps_limit, solve_without_memory_limit, solved
 from fxshard.passes.planning.constrain import Condition, Constraints, pattern
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.planning.names import Names, Place
@@ -30,13 +30,13 @@ from fxshard.sizes import size_text
 from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
 NEAR = 1e-4
-"""Relative gap that is good enough for an answer: most have none, and closing the others would take as long as planning. Where the
-plan itself has a larger one, its answers have too."""
+"""Relative gap at which an answer is good enough: most close entirely, and the rest would take as long as planning itself. Answers may have
+a larger gap if the plan has one."""
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A value that was asked for: what the states of its variable make of it, and the layouts that its operator knows."""
+    """The value that a question is about: the layout in each state of its variable, and all layouts that its operator allows."""
 
     name: str
     node: str
@@ -50,7 +50,7 @@ class _Value:
 
 
 class Origin:
-    """The annotated graph, the constraints and the solved problem of a plan; ``cached`` is the file that it was read from, if it was."""
+    """The annotated graph, constraints and solved problem of a plan; ``cached``: the file that the plan was read from, if any."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Origin:
         return min((name for name, found in calls if found == ((node,),)), key=len, default=None)
 
     def _problem(self) -> tuple[Formulation, Solved]:
-        """The problem and its solve, made again where the plan came without them; without the memory limit where the plan was so found."""
+        """The problem and its solve, redone for a plan from the cache; without the memory limit if that suffices to keep it."""
         if self._session is None:
-            free = None if self.constraints.memory_limit is None else unlimited(*self._asked, allowance(self._time_limit))
+            free = None if self.constraints.memory_limit is None else solve_without_memory_limit(*self._asked, allowance(self._time_limit))
             self._formulation, self._session = self._limited() if free is None or not keeps_limit(free[0]) else free[1:]
         assert self._formulation is not None
         return self._formulation, self._session
 
     def _limited(self) -> tuple[Formulation, Solved]:
-        """The problem with all constraints, solved when first an answer without the memory limit exceeds it."""
+        """The problem with the memory limit; solved only when an answer without the limit exceeds it."""
         if self._within is None:
             formulation = formulate(*self._asked)
             self._within = formulation, solved(self.annotated, self.constraints, formulation, allowance(self._time_limit, limited=True))
@@ -184,7 +184,7 @@ class Origin:
         return Choice(_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
 
     def _answer(self, value: _Value, pin: Condition, formulation: Formulation, session: Solved) -> ShardingPlan | str:
-        """The best plan with the pin, or why there is none."""
+        """The best plan with the pin, or the reason why there is none."""
         allowed = np.asarray([pin.admits(layout) for layout in value.layouts])
         if not allowed.any():
             return _impossible(value, pin)
@@ -220,7 +220,7 @@ class Origin:
 
 
 def _names(node: fx.Node, output: int) -> list[str]:
-    """The values that hold one output of a node."""
+    """The names of the values that hold one output of a node: its getitems, or the node itself."""
     picks = [user.name for user in node.users if is_getitem(user) and producer(user) == (node, output)]
     return picks or [node.name]
 

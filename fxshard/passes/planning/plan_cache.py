@@ -1,7 +1,7 @@
 """Solved plans on disk, so that a restart does not plan again.
 
-One file a plan, named by the graph, the mesh with its hardware's numbers, the constraints and what else was asked (``disk_cache``). Files
-are plans like those that ``plan.save`` writes, with a digest of what is in them: data, checked when they are read.
+Each plan is one file, named by a hash of the graph, the mesh with its hardware's numbers, the constraints and other options
+(``disk_cache``). The format is that of ``plan.save`` with a digest of the content; files are plain data and checked on reading.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fxshard.plans.sharding_plan import ShardingPlan
 log = logging.getLogger("fxshard")
 
 KIND = f"plan-v{FORMAT_VERSION}"
-"""Of the file, for ``disk_cache.file_for``."""
+"""The kind of file, for ``disk_cache.file_for``."""
 
 
 def read(path: Path) -> ShardingPlan | None:
-    """The plan in a file of the cache; None where there is none, or a damaged one, which is said."""
+    """The plan in a cache file; None if there is none or it is damaged, which is logged."""
     if not path.exists():
         return None
     try:
@@ -36,12 +36,12 @@ def read(path: Path) -> ShardingPlan | None:
 
 
 def distrust(path: Path, error: FxshardError) -> None:
-    """Says that a file is not used."""
+    """Logs that a cache file is not used."""
     log.warning("the plan in the cache, %s, is not used and is made again: %s", path, error.what)
 
 
 def write(path: Path, plan: ShardingPlan) -> None:
-    """Keeps a plan; where that cannot be, it is said and planning goes on."""
+    """Saves a plan; if that fails, logs it and planning goes on."""
     try:
         make_folder(path.parent)
         save(plan, path, sealed=True)

@@ -1,4 +1,4 @@
-"""The redistributions of a plan: what its specs disagree about, each layout that a value is brought into once for all who read it so."""
+"""The redistributions of a plan, where specs disagree: one for each layout of a value, shared by all who read that layout."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fxshard.plans.plan_data import OpSpec, Redistribution, again
 Specs = Mapping[str, OpSpec]
 Reader = tuple[str, int]
 Hides = Callable[[str, Sequence[Reader]], Overlap | None]
-"""(value, all who read it in one half of the step) -> what hides of bringing it to them."""
+"""(value, all its readers in the forward or in the backward) -> the compute that hides the redistribution to them."""
 
 
 @dataclass
 class _Value:
-    """A value, its readers by (from, to, whether from what is kept for the backward), by whether they read what is kept, and the
-    layouts in which the forward reads it."""
+    """A value and its readers: ``moves``, by (source, target, whether it starts from the saved copy); ``halves``, by whether they read the
+    saved copy; ``early``: the layouts that the forward reads."""
 
     node: fx.Node
     moves: dict[tuple[Layout, Layout, bool], list[Reader]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class _Value:
     early: set[Layout] = field(default_factory=set)
 
     def read(self, reader: Reader, have: Layout, want: Layout, kept: Layout | None, late: bool) -> None:
-        """``kept``: the layout in which the backward finds it, None where that is as it was made, or where this is not the backward."""
+        """``kept``: the layout in which the backward finds the value; None if as produced, or if the reader is in the forward."""
         found = have if kept is None else kept
         if found != have:
             self.moves.setdefault((have, found, False), [])
@@ -48,7 +48,7 @@ class _Value:
             self.early.add(want)
 
     def ahead(self, move: tuple[Layout, Layout, bool], kept: Layout | None) -> bool:
-        """Whether a move is for the backward alone, done while the forward has the value."""
+        """Whether a move makes the copy saved for the backward and nothing else; it runs while the forward has the value."""
         _, target, anew = move
         return not anew and kept == target and target not in self.early
 
@@ -56,9 +56,9 @@ class _Value:
 def redistributions(
     annotated: Annotated, specs: Specs, price: Price, kept: Mapping[str, Layout], hides: Hides | None
 ) -> list[Redistribution]:
-    """For each value, in graph order, one entry per layout other than its own that readers need.
+    """For each value, in graph order, one entry per layout, other than its own, that readers need.
 
-    The backward reads what is ``kept`` of a value: from there it is brought into other layouts anew.
+    The backward reads the layout of a value in ``kept`` and redistributes from there.
     """
     moves = []
     for value in _values(annotated.times, specs, kept):
@@ -83,7 +83,7 @@ def _values(times: Lifetimes, specs: Specs, kept: Mapping[str, Layout]) -> list[
 def _entry(
     value: _Value, move: tuple[Layout, Layout, bool], kept: Layout | None, price: Price, annotated: Annotated, hides: Hides | None
 ) -> Redistribution:
-    """``kept``: the layout in which the value is kept for the backward, if it is."""
+    """``kept``: the layout in which the value is saved for the backward, if it is."""
     (source, target, anew), mesh = move, annotated.mesh
     moved = source, target, *annotated.prices.extent(value.node), mesh, price
     beside = None if hides is None else hides(value.node.name, value.halves.get(anew, []))
@@ -104,7 +104,8 @@ def _entry(
 
 
 def hiding(traced: Annotated, recomputed: Recomputed) -> Hides:
-    """What hides of the redistributions of a value, by its name and readers; of what is computed again as of the first."""
+    """A function that gives the overlap of a value's redistributions, by its name and readers; recomputed values have that of the first
+    run."""
     known, redone = traced.graph.by_name, set(itertools.chain.from_iterable(recomputed.values()))
     first = {again(name): name for name, node in known.items() if producer(node)[0].name in redone}
 

@@ -1,4 +1,4 @@
-"""A plan for a graph with dynamic dims at other sizes than its example's: what its own entries cost there, and what it holds."""
+"""Evaluates a plan for a graph with dynamic dims at other sizes than its example's: cost of its own entries, and memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fxshard.plans.plan_data import Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
 
 SAME = 1e-9
-"""Relative difference between figures of one thing that counts as none."""
+"""Two figures count as equal up to this relative difference."""
 
 
 def objective_at(plan: ShardingPlan, own: Annotated, there: Annotated) -> float:
-    """What ``plan``, made for ``own``, costs at the sizes of ``there``, in the unit of its objective: the same specs, the same steps."""
+    """The cost of ``plan``, made for ``own``, at the sizes of ``there``: the same specs and steps, in the unit of its objective."""
     nodes, specs = expanded(there, plan.recomputed), plan.specs
     moves = [entry.cost for entry in moves_at(plan, own, there)]
     if plan.certificate.unit == "bytes":
@@ -53,8 +53,8 @@ def _entry(entry: Redistribution, nodes: Annotated, hides: Hides | None, readers
 
 
 def _readers(plan: ShardingPlan, times: Lifetimes, own: Annotated, nodes: Annotated, entry: Redistribution) -> Sequence[Reader]:
-    """Those whose compute the entry is hidden beside: of all readers of its value, or of one half of the step, those that give what it is
-    said to hide."""
+    """The readers beside which the entry is hidden: all readers of its value, or those in the forward or the backward, whichever gives the
+    entry's hidden time."""
     value = times.graph.by_name[entry.value]
     found = [(node.name, k) for node in times.readers.get(value, ()) for k, read in enumerate(times.operands[node]) if read is value]
     if not own.mesh.hardware.overlap:
@@ -70,7 +70,7 @@ def _readers(plan: ShardingPlan, times: Lifetimes, own: Annotated, nodes: Annota
 
 
 def memory_at(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int], optimizer: Optimizer) -> int:
-    """Bytes per device that ``plan`` holds when most is in use, at ``sizes`` of the dynamic dims of its graph, by name."""
+    """Peak bytes per device of ``plan`` at ``sizes`` of the graph's dynamic dims, by name."""
     assert graph.family is not None
     there = expand(replace(graph, module=graph.family.at(graph.family.with_derived(sizes)), family=None), plan.recomputed)
     return sum(memory_at_peak(Lifetimes(there), plan.specs, plan.redistributions, plan.mesh, optimizer).values())

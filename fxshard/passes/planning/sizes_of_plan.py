@@ -1,4 +1,4 @@
-"""Asks a plan for dynamic dims what it costs and holds at other sizes, and what the best plan costs there."""
+"""Evaluates a plan with dynamic dims at other sizes: its cost and memory there, and the cost of the best plan there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fxshard.errors import ConstraintError, OptionError, SizesError, closest
+from fxshard.errors import ConstraintError, OptionError, PlanError, SizesError, closest
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.annotation.annotate import Annotated, at_sizes, first_illegal, specs_for_remainders
 from fxshard.passes.planning.choose import allowance, decide, solved
@@ -29,9 +29,10 @@ def plan_at(
     time_limit: float | None,
     sizes: Mapping[str, int],
 ) -> PlanAt:
-    """``plan`` at ``sizes``, by name; those that are not named are as in the example.
+    """Evaluates ``plan`` at ``sizes``, by name; dims not named keep their example's size.
 
-    Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes.
+    Raises OptionError for an unknown name or an impossible size, SizesError where the plan is not legal at these sizes, PlanError if the
+    proof contradicts the plan's cost.
     """
     family = _family(annotated)
     check_sizes(sizes, [dim for dim in family.dims if dim.name not in family.derived])
@@ -47,12 +48,24 @@ def plan_at(
     cost = objective_at(plan, annotated, replace(other, specs=annotated.specs))
     try:
         best = _best(other, replace(constraints, memory_limit=None), objective, time_limit)
-    except ConstraintError as error:  # a result of one element, say, that is to lie in shards
+    except ConstraintError as error:  # such as a result of one element that must be sharded
         what = f"no plan made for {sizes_named(there)} is one to compare with: {error.what}"
         raise SizesError(what, where=error.where, remedy=f"ask at larger sizes; {ANOTHER}") from error
     memory = memory_at(plan, annotated.graph, there, constraints.optimizer)
-    bound, certificate = min(best.lower_bound, cost), best.certificate
-    return PlanAt(there, cost, bound, min(best.objective, cost), plan.certificate.unit, memory, constraints.memory_limit, certificate.cut)
+    bound, unit = _checked_bound(best.lower_bound, cost, there), plan.certificate.unit
+    return PlanAt(there, cost, bound, min(best.objective, cost), unit, memory, constraints.memory_limit, best.certificate.cut)
+
+
+ROUNDING = 1e-9
+"""How far, relative, a bound may lie above a cost of the same plan that was added up in another order."""
+
+
+def _checked_bound(bound: float, cost: float, sizes: Mapping[str, int]) -> float:
+    """The bound, not above the cost; raises PlanError, for a fault of fxshard, if it is above it by more than rounding."""
+    if bound > cost * (1 + ROUNDING):
+        what = f"at {sizes_named(sizes)} the plan costs {cost:,.9g}, less than {bound:,.9g}, which was proven to be the least: one is wrong"
+        raise PlanError(what, remedy="please report it")
+    return min(bound, cost)
 
 
 def _family(annotated: Annotated) -> GraphFamily:
@@ -71,7 +84,7 @@ ANOTHER = "parallelize and fxshard.export make another plan for such sizes; fxsh
 
 
 def check_legal(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int]) -> None:
-    """Raises SizesError where the plan of a node of ``graph``, which has dynamic dims, cannot be lowered at these ``sizes``, by name."""
+    """Raises SizesError if some node's spec in the plan cannot be lowered at these ``sizes``, by name; ``graph`` has dynamic dims."""
     _check_among(plan, specs_for_remainders(graph, plan.mesh, sizes), sizes)
 
 
@@ -89,7 +102,7 @@ def _best(annotated: Annotated, constraints: Constraints, objective: str, time_l
 
 
 def check_sizes(sizes: Mapping[str, int], dims: Sequence[DynamicDim]) -> None:
-    """Raises OptionError for ``sizes``, by name, of which one is of no dim of a plan's dynamic ``dims``, or one that it cannot have."""
+    """Raises OptionError if one of ``sizes``, by name, names none of a plan's dynamic ``dims`` or is a size that its dim cannot have."""
     known = {dim.name: dim for dim in dims}
     if not known:
         raise _no_dims()
@@ -118,14 +131,14 @@ def check_asked(
 
 
 MOST = 2**31
-"""Sizes beyond this are not asked about."""
+"""The largest size that is tried."""
 
 
 def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constraints) -> dict[str, int | None]:
-    """How far ``plan`` keeps to its memory limit: the largest size of each dim without a ``max``, None where any will do.
+    """The largest size of each dim without a ``max`` at which ``plan`` keeps its memory limit; None if it always does.
 
-    No further than what the trace took for granted holds. One dim at a time, the others as in ``plan.memory_sizes``; a dim that is cut
-    evenly in multiples of the mesh's size. Raises OptionError for a plan without a memory limit or without dynamic dims.
+    Sizes that violate the assumptions of the trace count as too large. One dim varies at a time, the others have ``plan.memory_sizes``; a
+    dim that must divide evenly varies in multiples of the mesh's size. Raises OptionError without a memory limit or dynamic dims.
     """
     family, limit = _family(annotated), constraints.memory_limit
     if limit is None:
@@ -148,7 +161,7 @@ def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constrain
 
 
 def _last(holds: Callable[[int], bool], start: int) -> int | None:
-    """The last number that ``holds``, as it does from ``start`` up to there; None where it does everywhere."""
+    """The last number for which ``holds``, which must be true from ``start`` up to it; None if none up to MOST fails."""
     low, high = start, 2 * max(start, 1)
     while holds(high):
         low, high = high, 2 * high

@@ -66,6 +66,7 @@ from fxshard.passes.trace.rewrites.effect_tokens import drop_tokens
 from fxshard.passes.trace.rewrites.number_outputs import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.trace.rewrites.probe import probe, returns_new_memory
 from fxshard.passes.trace.rewrites.scalars import keep_numbers_in_tensors
+from fxshard.passes.trace.rewrites.shared_memory import guard_shared_memory
 from fxshard.passes.trace.rewrites.strides import replace_as_strided
 from fxshard.passes.trace.rewrites.triton_kernels import replace_kernel_calls
 from fxshard.passes.trace.trace_errors import errors_of_the_model, readable_errors
@@ -192,6 +193,7 @@ def _capture(
     names = parameter_names(fake_model, captured)
     with again():
         effects.fixed = replace_tensor_attributes(captured, model, fake_model, names, flat)
+        guard_shared_memory(captured, flat, fresh)
         separate_outputs(captured, flat)
     write_assigned(captured, fake_model, names)
     if precision is not None:
@@ -241,11 +243,16 @@ def _used(module: fx.GraphModule, flat_args: Sequence[Any]) -> list[Any]:
     return [a if isinstance(a, torch.Tensor) or node.users else None for node, a in zip(ends, flat_args, strict=True)]
 
 
+def fresh(value: Any) -> Any:
+    """A fake like a fake argument, for a run that may write to it."""
+    return fake_tensor(value, value.fake_mode, train=False) if isinstance(value, FakeTensor) else value
+
+
 def separate_outputs(module: fx.GraphModule, flat_args: Sequence[Any]) -> None:
     """Clones outputs that are views of an input, or of another output, so that each has a tangent of its own."""
     if returns_new_memory(module.graph):
         return
-    probes = [fake_tensor(a, a.fake_mode, train=False) if isinstance(a, FakeTensor) else a for a in flat_args]
+    probes = list(map(fresh, flat_args))
     values = probe(module, probes)
     held = {storage_key(t) for t in (*probes, *module.parameters(), *module.buffers()) if isinstance(t, torch.Tensor)}
     output = module.graph.output_node()

@@ -20,7 +20,8 @@ from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
 from fxshard.passes.trace.returned import note_calls
-from fxshard.passes.trace.trace import joint_graph, planning_graph, separate_outputs
+from fxshard.passes.trace.rewrites.shared_memory import guard_shared_memory
+from fxshard.passes.trace.trace import fresh, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace.trace_errors import readable_errors
 from fxshard.runtime.backend.graph_outputs import Output, find_outputs
 from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes
@@ -210,6 +211,7 @@ def trace_graph(
     count = len(pytree.tree_leaves(module.graph.output_node().args[0]))
     with readable_errors(GRAPH, REMEDY), symbols:
         flat = [symbols.fake(name, fake_tensor(t, mode, train)) for name, t in zip(names, tensors, strict=True)]
+        guard_shared_memory(module, flat, fresh)
         separate_outputs(module, flat)
         joint = joint_graph(module, flat, train, cache=cache)
         spec = pytree.tree_structure(list(range(count)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -136,10 +136,14 @@ def uneven_sizes(runner: SizedRunner, leaves: Sequence[Any]) -> set[str]:
 
 
 def trace_with_static_fallback(
-    trace: Callable[[tuple[DynamicDim, ...]], PlanningGraph], dims: tuple[DynamicDim, ...], device_mesh: DeviceMesh, *, silent: bool = False
+    trace: Callable[[tuple[DynamicDim, ...]], PlanningGraph],
+    dims: tuple[DynamicDim, ...],
+    device_mesh: DeviceMesh,
+    moved: Collection[str] | None = None,
 ) -> PlanningGraph:
-    """The graph that ``trace`` returns. Automatic dynamic dims that the model does not let change become static, with a warning unless
-    ``silent``. Raises what ``trace`` raises if the user asked for the dim, or if no dim is dynamic."""
+    """The graph that ``trace`` returns. Automatic dynamic dims that the model does not let change become static, which is logged: as a
+    WARNING if the dim is among ``moved``, by name, by default all, else as INFO. Raises what ``trace`` raises if the user asked for the
+    dim, or if no dim is dynamic."""
     while True:
         try:
             return trace(dims)
@@ -147,8 +151,8 @@ def trace_with_static_fallback(
             named = error.dim if isinstance(error, StaticDimError) else None
             if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
                 raise
-            if not silent:
-                announce(device_mesh, logging.WARNING, "sizes stay static: %s", error.what)
+            changed = moved is None or (bool(moved) if named is None else named in moved)
+            announce(device_mesh, logging.WARNING if changed else logging.INFO, "sizes stay static: %s", error.what)
             dims = tuple(dim for dim in dims if named is not None and dim.name != named)
 
 
@@ -196,21 +200,56 @@ def changed_dims(
 ) -> tuple[DynamicDim, ...]:
     """The dynamic dims of a call of the leaves ``named``: those ``asked`` for, and those that had another size in ``seen``.
 
-    Dims whose sizes have been equal in every call become one dynamic dim. ``everything``: makes every dim dynamic whose size is not 1.
+    Dims whose sizes have been equal in every call become one dynamic dim, which is one of those ``asked`` for where that has changed like
+    them. ``everything``: makes every dim dynamic whose size is not 1.
     """
-    taken = {place for dim in asked for place in dim.places}
+    index = {path: i for i, path in enumerate(named)}
+
+    def history(place: tuple[str, int]) -> tuple[int, ...]:
+        path, dim = place
+        return named[path].shape[dim], *(shapes[index[path]][dim] for shapes in seen)  # type: ignore[index]
+
+    asked = [part for one in asked for part in (_parts(one, history) if seen else [one])]
+    taken = {place for one in asked for place in one.places}
+    tensors = {path: leaf for path, leaf in named.items() if isinstance(leaf, torch.Tensor)}
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
-    for i, (path, leaf) in enumerate(named.items()):
-        for dim, size in enumerate(leaf.shape if isinstance(leaf, torch.Tensor) else ()):
-            before = tuple(shapes[i][dim] for shapes in seen)  # type: ignore[index]
-            moved = any(one != size for one in before) or (everything and size > 1)
-            if moved and (path, dim) not in taken:
-                groups.setdefault((size, *before), []).append((path, dim))
+    for place in ((path, dim) for path, leaf in tensors.items() for dim in range(leaf.dim())):
+        size, *before = sizes = history(place)
+        moved = any(one != size for one in before)
+        like = [i for i, one in enumerate(asked) if moved and history(one.places[0]) == sizes]
+        if place in taken or not (moved or (everything and size > 1)):
+            continue
+        if like:
+            at = next((i for i in like if any(dim == place[1] for _, dim in asked[i].places)), like[0])
+            asked[at] = replace(asked[at], places=(*asked[at].places, place))
+        else:
+            groups.setdefault(sizes, []).append(place)
     found = [*asked, *(_automatic_dim(places, sizes[0]) for sizes, places in groups.items())]
     names = [dim.name for dim in found]
     if len(set(names)) < len(names):
         raise OptionError(f"two dynamic dims are called {next(n for n in names if names.count(n) > 1)!r}", remedy="give them other names")
     return tuple(found)
+
+
+def moved_names(dims: Sequence[DynamicDim], named: Mapping[str, Any], seen: Sequence[Shapes]) -> set[str]:
+    """The names of those ``dims`` of a call of the leaves ``named`` that had another size in ``seen``, shapes of similar calls."""
+    index = {path: i for i, path in enumerate(named)}
+    return {
+        one.name
+        for one in dims
+        for path, dim in one.places
+        if any(shapes[index[path]][dim] != one.example for shapes in seen)  # type: ignore[index]
+    }
+
+
+def _parts(dim: DynamicDim, history: Callable[[tuple[str, int]], tuple[int, ...]]) -> list[DynamicDim]:
+    """``dim`` parted into places whose sizes have been equal in every call. Only the places of marks, which have no names, can differ."""
+    groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
+    for place in dim.places:
+        groups.setdefault(history(place), []).append(place)
+    first, *others = groups.values()
+    parts = [replace(dim, places=tuple(first))]
+    return parts + [replace(dim, name=_automatic_dim(places, dim.example).name, places=tuple(places)) for places in others]
 
 
 def _automatic_dim(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
@@ -223,7 +262,8 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
     """The dims, besides ``known``, that the call of the leaves ``named`` itself changes in the objects that it is given.
 
     They include numbers that it changes there. The next call of this kind has other sizes. Dims of other arguments that have the new
-    size change along with them, such as those of the mask over a cache and the new token.
+    size change along with them, such as those of the mask over a cache and the new token; but not their dim 0 if dim 0 of what grows
+    stays at that size: it is the batch.
     """
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}
@@ -239,7 +279,8 @@ def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence
     counts = {path for path, leaf in named.items() if is_length(leaf)}
     for size, grown in {new: {path for path, _ in places} for (_, new), places in groups.items()}.items():
         others = [path for path in leaves if path not in left and (grown - counts or not named[path].is_floating_point())]  # such as a mask
-        along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size]
+        batch = any(leaves[path][:1] == left[path][:1] == (size,) for path in grown - counts)
+        along = [(path, d) for path in others for d, n in enumerate(leaves[path]) if n == size and not (batch and d == 0)]
         if along := [place for place in along if place not in taken]:
             groups[(size,)] = along
     return tuple(_automatic_dim(places, sizes[0]) for sizes, places in groups.items())

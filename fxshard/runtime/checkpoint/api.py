@@ -1,4 +1,4 @@
-"""Saving and loading a training run: the model, its optimiser, random numbers, and what the user adds."""
+"""Saves and loads a training run: the model, its optimiser, random number generators, and the user's extra values."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def save_checkpoint(
     format: Literal["safetensors", "dcp"] = "safetensors",
     timeout: float = TIMEOUT,
 ) -> None:
-    """Writes a checkpoint of ``model``, parallelized or not, in place of the one at ``path``; every rank of its mesh calls this.
+    """Writes a checkpoint of ``model``, parallelized or not, replacing the one at ``path``; every rank of its mesh calls this.
 
-    Until all ranks have written to disk the previous checkpoint is in force, whole; then, in one step, the new one. Ranks
-    talk over the process group's store: no collective is issued.
+    The previous checkpoint stays valid until all ranks have written theirs to disk; then the new one replaces it atomically. Ranks
+    communicate through the process group's store, without collectives.
 
     Args:
         path: a folder, in which each rank writes its own shards; or, ending in ``.safetensors``, one file of whole tensors.
-        optimizer: its state goes along, under the parameters' names.
-        extra: what else is to be kept, the same on all ranks: the position in the data, a scheduler's ``state_dict()``;
-            numbers, texts, bytes, plain tensors, and lists, tuples, dicts of them.
-        format: "dcp" writes a folder by ``torch.distributed.checkpoint`` (through collectives), for ``dcp.load`` of
-            ``{"model": ..., "optim": ...}``; ``path`` is then a new one.
+        optimizer: its state is saved too, under the parameters' names.
+        extra: other values, equal on all ranks, such as the position in the data or a scheduler's ``state_dict()``: numbers, strings,
+            bytes, plain tensors, and lists, tuples and dicts of them.
+        format: "dcp" writes a folder with ``torch.distributed.checkpoint`` (through collectives), for ``dcp.load`` of
+            ``{"model": ..., "optim": ...}``; ``path`` must then be new.
         timeout: seconds to wait for another rank.
 
-    The state of torch's generators, the CPU's and the device's, is kept of each rank.
+    The state of torch's CPU and device generators is saved for each rank.
 
     Raises:
-        RunError: on all ranks when one is missing, fails to write, or holds something else. FileError: this rank cannot
-        write. OptionError: what a checkpoint cannot hold.
+        RunError: on all ranks if one is missing, fails to write, or has different values. FileError: this rank cannot write.
+        OptionError: a checkpoint cannot hold some value.
     """
     check_number("timeout", timeout, optional=False)
     check_choice("format", format, ("safetensors", "dcp"))
@@ -122,20 +122,20 @@ def load_checkpoint(
     random_state: bool = True,
     timeout: float = TIMEOUT,
 ) -> Any:
-    """Puts a checkpoint back, in place, and returns the ``extra`` that was saved with it; every rank of the mesh calls this.
+    """Restores a checkpoint in place and returns the ``extra`` that was saved with it; every rank of the mesh calls this.
 
-    The mesh and the plan may be others than when it was saved, or none: each rank reads what it holds. ``path`` is a
-    checkpoint's folder or file, a folder that ``dcp.save`` wrote, or a safetensors file of a model's weights from elsewhere.
+    The mesh and plan may differ from those at saving, or be absent: each rank reads its own shards. ``path`` is a checkpoint's folder or
+    file, a folder written by ``dcp.save``, or any safetensors file with a model's weights.
 
     Args:
-        optimizer: gets its state too; it has the groups of parameters that it had.
-        random_state: whether torch's generators are set: each rank's to its own state if as many ranks saved, else to that of
-            the first one.
+        optimizer: its state is restored too; it must have the same parameter groups as at saving.
+        random_state: whether to restore torch's generators: each rank's own state if the same number of ranks saved, else that of the
+            first one.
         timeout: seconds to wait for another rank.
 
     Raises:
-        FileError: the file is damaged or foreign (nothing in it is run), or of another model. RunError: on all ranks, when one
-        is missing, cannot load, or reads another checkpoint.
+        FileError: the file is damaged, foreign (nothing in it is executed), or of another model. RunError: on all ranks if one is
+            missing, cannot load, or reads another checkpoint.
     """
     check_number("timeout", timeout, optional=False)
     group, ranks = _group(dict(model_tensors(model)))
@@ -160,7 +160,7 @@ def load_checkpoint(
 
 
 def open_checkpoint(path: str | Path) -> Source:
-    """The checkpoint at ``path``, to read from; raises FileError for what is not one."""
+    """Opens the checkpoint at ``path`` for reading; raises FileError if it is not one."""
     place = Path(path)
     if place.is_file():
         return open_single(place)
@@ -173,7 +173,7 @@ def open_checkpoint(path: str | Path) -> Source:
 
 
 def _group(tensors: Mapping[str, torch.Tensor]) -> tuple[Group | None, tuple[int, ...]]:
-    """Who takes part, sorted: the ranks of the model's mesh, those of the process group for a plain model."""
+    """The participating ranks, sorted: those of the model's mesh, or of the process group for a plain model."""
     own = ranks_of(tensors)
     group = default_group(own)
     if group is not None:
@@ -184,7 +184,7 @@ def _group(tensors: Mapping[str, torch.Tensor]) -> tuple[Group | None, tuple[int
 
 
 def _index(state: State, ranks: Sequence[int], own: Mapping[str, torch.Tensor], number: int) -> Index:
-    """Where everything is to be written; this rank's generators join ``state``. Generators of one kind are alike in size."""
+    """The index that says where everything is written; adds this rank's generators to ``state``. Generators of one kind have one size."""
     entries = assigned(state.tensors, ranks)
     for kind, tensor in own.items():
         for other in range(len(ranks)):
@@ -195,7 +195,7 @@ def _index(state: State, ranks: Sequence[int], own: Mapping[str, torch.Tensor], 
 
 
 def _fields(path: Path, state: State) -> dict[str, str]:
-    """What must not differ among ranks: names, shapes, layouts, the optimiser's options, the user's values."""
+    """Values that must be equal on all ranks: names, shapes, layouts, the optimiser's options, the user's values."""
     values = {"options of the optimiser": state.values.get(OPTIMIZER), "extra": state.values[EXTRA]}
     said = {"checkpoint": str(path), **{name: json.dumps(value) for name, value in values.items()}}
     for name, tensor in state.tensors.items():
@@ -209,7 +209,7 @@ def _fields(path: Path, state: State) -> dict[str, str]:
 
 
 def _same(notes: Mapping[int, str], path: Path) -> str:
-    """Raises RunError unless all ranks said the same."""
+    """Raises RunError unless all ranks sent the same fields."""
     error = difference({rank: json.loads(note) for rank, note in notes.items()})
     if error is not None:
         raise RunError(error.what, where=str(path), remedy=error.remedy)
@@ -219,7 +219,7 @@ def _same(notes: Mapping[int, str], path: Path) -> str:
 def _agree(
     group: Group | None, topic: str, note: str | Callable[[], str], decide: Callable[[Mapping[int, str]], str], timeout: float
 ) -> str:
-    """What the leader decides from all notes; an error on one rank, in making its note too, is raised on all."""
+    """The leader's decision from all notes; an error on one rank, also while it makes its note, is raised on all."""
     failed: Exception | None = None
     said = note if isinstance(note, str) else ""
     if not isinstance(note, str):

@@ -1,6 +1,6 @@
-"""Who writes what: each block of each tensor is written by one of the ranks that hold it, evenly.
+"""Assigns each block of each tensor to one of the ranks that hold it, so that all write about the same number of bytes.
 
-Every rank works it out for itself from the layouts, without a message; blocks without elements are not written.
+Every rank computes the assignment from the layouts, without communication; empty blocks are not written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Block = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def ranks_of(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
-    """The ranks that the DTensors lie on, sorted; None without any. Raises OptionError where they lie on different ones."""
+    """The ranks of the DTensors' mesh, sorted; None without DTensors. Raises OptionError if their meshes have different ranks."""
     found: dict[tuple[int, ...], str] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
@@ -35,7 +35,7 @@ def ranks_of(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
 
 
 def assigned(tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> dict[str, Entry]:
-    """Where each tensor is to be written; a plain tensor is the same on all ranks."""
+    """The blocks of each tensor with their writers; a plain tensor is equal on all ranks."""
     load = [0] * len(ranks)
     entries = {}
     for name, tensor in tensors.items():
@@ -49,7 +49,7 @@ def assigned(tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> dict[
 
 
 def _holders(name: str, tensor: torch.Tensor, ranks: Sequence[int]) -> dict[Block, list[int]]:
-    """The blocks of a tensor and, for each, the positions in ``ranks`` of those that hold it."""
+    """The blocks of a tensor and, for each, the positions in ``ranks`` of the ranks that hold it."""
     shape = tuple(tensor.shape)
     if not tensor.numel():
         return {}
@@ -68,12 +68,12 @@ def _holders(name: str, tensor: torch.Tensor, ranks: Sequence[int]) -> dict[Bloc
 
 
 def local_value(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
+    """This rank's part of a tensor."""
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def with_checksums(index: Index, sums: Sequence[Mapping[str, str]]) -> Index:
-    """``index`` with the checksums that each rank's file was written with."""
+    """``index`` with the checksums of each rank's file."""
     entries = {}
     for name, entry in index.entries.items():
         entries[name] = replace(entry, chunks=tuple(replace(c, crc32=sums[c.file][name]) for c in entry.chunks))

@@ -1,8 +1,8 @@
-"""Folders of torch.distributed.checkpoint: written by torch, read without running what is in them.
+"""Folders of torch.distributed.checkpoint: torch writes them; this module reads them without executing their content.
 
-torch's own reader gives ``.metadata`` to ``pickle.load``, and values that are no tensors to ``torch.load(weights_only=False)``: such a
-folder can run any code in whoever loads it. Here ``.metadata`` is read by an unpickler that knows the few names which torch writes
-there, and makes records of ours of them; everything else by ``torch.load(weights_only=True)``.
+torch's own reader passes ``.metadata`` to ``pickle.load``, and values that are not tensors to ``torch.load(weights_only=False)``, so such a
+folder can run any code. Here an unpickler that allows only the few names that torch writes reads ``.metadata`` into plain records;
+everything else goes through ``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RECORDS = {
 
 
 class Record:
-    """What stands in ``.metadata`` for an object of torch: its kind, and its fields, or the values it was made from."""
+    """Stands for a torch object in ``.metadata``: its class name, and its fields or constructor arguments."""
 
     kind = ""
 
@@ -59,7 +59,7 @@ class Record:
         return id(self)
 
     def get(self, name: str) -> Any:
-        """A field; ValueError where there is none."""
+        """A field; raises ValueError if there is none."""
         if not isinstance(self.values, dict) or name not in self.values:
             raise ValueError(f"{self.kind} has no {name}")
         return self.values[name]
@@ -78,7 +78,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
-    """Writes ``state`` by torch, through collectives, into a folder that is new. Raises FileError."""
+    """Lets torch write ``state`` into a new folder, through collectives. Raises FileError."""
     try:
         writer = dcp.FileSystemWriter(folder, overwrite=False)
         dcp.save(dict(state), storage_writer=writer, no_dist=not dist.is_initialized())
@@ -88,7 +88,7 @@ def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def check_dcp(path: Path, ranks: int) -> None:
-    """Raises OptionError where a folder of torch's cannot be written."""
+    """Raises OptionError if torch cannot write a folder here."""
     if path.exists():
         what = "there is something already, which a save in torch's format does not take the place of"
         raise OptionError(f"{what}: {path}", remedy="give each such checkpoint a path of its own")
@@ -98,7 +98,7 @@ def check_dcp(path: Path, ranks: int) -> None:
 
 
 def open_dcp(path: Path) -> Source:
-    """A folder that ``dcp.save`` wrote of ``{"model": ..., "optim": ...}`` (as ``get_state_dict`` gives them), or of a model alone."""
+    """Opens a folder that ``dcp.save`` wrote of ``{"model": ..., "optim": ...}`` (as from ``get_state_dict``), or of a model alone."""
     where = str(path / METADATA)
     data = read_bytes(path / METADATA)
     try:
@@ -106,13 +106,13 @@ def open_dcp(path: Path) -> Source:
         return _Reader(path, root).source(hashlib.sha256(data).hexdigest())
     except FileError:
         raise
-    except Exception as error:  # a pickle that is not one fails in any way
+    except Exception as error:  # a malformed pickle can raise anything
         said = str(error) or type(error).__name__
         raise FileError(f"this is not the metadata of a checkpoint: {said}", where=where, remedy=REMAKE) from error
 
 
 class _Reader:
-    """Places of blocks and values, by torch's names; names as ``state`` has them."""
+    """Finds blocks and values by torch's names, and converts these to the names of ``state``."""
 
     def __init__(self, path: Path, root: Any) -> None:
         if not isinstance(root, Record) or root.kind != "Metadata":
@@ -157,7 +157,7 @@ class _Reader:
         return tuple(self.paths.get(name, (name,)))
 
     def _load(self, name: str, offset: tuple[int, ...]) -> Any:
-        """A block or a value; raises FileError where it is damaged, or is more than data."""
+        """A block or a value; raises FileError if it is damaged, or is not plain data."""
         place = self.places.get((name, offset))
         where = str(self.path / METADATA)
         if place is None:
@@ -173,7 +173,7 @@ class _Reader:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except FileError:
             raise
-        except Exception as error:  # torch's reader, given what is damaged, fails in any way
+        except Exception as error:  # on damaged data, torch's reader can raise anything
             said = (str(error) or type(error).__name__).partition("\n")[0]
             raise FileError(f"cannot read {name!r}: {said}", where=where, remedy=REMAKE) from error
 
@@ -201,6 +201,6 @@ def _put(tree: dict[Any, Any], parts: tuple[Any, ...], value: Any) -> None:
 def dcp_state(
     model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any] | None, own: Mapping[str, torch.Tensor], values: Any
 ) -> dict[str, Any]:
-    """What is saved: ``model`` and ``optim`` as torch's ``get_state_dict`` names them, and our own beside them."""
+    """The state to save: ``model`` and ``optim`` named as by torch's ``get_state_dict``, and fxshard's own entries."""
     state: dict[str, Any] = {MODEL: dict(model), OWN: {**own, VALUES: json.dumps(values)}}
     return state if optimizer is None else {**state, OPTIMIZERS[0]: dict(optimizer)}

@@ -1,6 +1,6 @@
-"""A checkpoint as a folder: the index, and a folder with a safetensors file from each rank, of which the index has the name.
+"""A checkpoint as a folder: an index, and a subfolder, named in the index, with one safetensors file per rank.
 
-The index is written last, in one step, when all the files are on disk: until then it is the previous one, and its files are there.
+The index is replaced atomically, after all files are on disk; until then the previous index and its files are valid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DATA = re.compile(r"data-[0-9a-f]{16}")
 
 
 def fresh_folder(path: Path) -> str:
-    """Makes a folder for the ranks' files in ``path`` and returns its name; raises FileError."""
+    """Creates a subfolder for the ranks' files in ``path`` and returns its name; raises FileError."""
     name = f"data-{secrets.token_hex(8)}"
     try:
         (path / name).mkdir(parents=True)
@@ -43,7 +43,7 @@ def rank_file(number: int) -> str:
 
 
 def write_part(folder: Path, number: int, index: Index, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Writes the blocks of the ``number``-th rank, to disk; their checksums."""
+    """Writes the blocks of the ``number``-th rank to disk; returns their checksums."""
     pieces = [
         Piece(name, entry.dtype, chunk.shape, partial(local_value, tensors[name]))
         for name, entry in index.entries.items()
@@ -56,7 +56,7 @@ def write_part(folder: Path, number: int, index: Index, tensors: Mapping[str, to
 
 
 def check_parts(folder: Path, ranks: int) -> None:
-    """Raises FileError unless all ranks' files are where this rank can see them."""
+    """Raises FileError unless this rank sees the files of all ranks."""
     absent = [number for number in range(ranks) if not (folder / rank_file(number)).is_file()]
     if absent:
         remedy = "save to a file system that all ranks share"
@@ -64,8 +64,8 @@ def check_parts(folder: Path, ranks: int) -> None:
 
 
 def finish(path: Path, index: Index) -> None:
-    """Puts ``index`` in force, then removes the files of others."""
-    fresh = path / f"{INDEX}.new"  # always this name: one that a killed process left is written over
+    """Makes ``index`` the current one, then removes the files of earlier checkpoints."""
+    fresh = path / f"{INDEX}.new"  # a fixed name, so that it overwrites one left by a killed process
     try:
         fresh.write_text(index.to_json())
     except OSError as error:
@@ -77,7 +77,7 @@ def finish(path: Path, index: Index) -> None:
 
 
 def open_folder(path: Path) -> Source:
-    """Raises FileError for what is not a checkpoint, or a damaged one."""
+    """Opens a checkpoint's folder; raises FileError if it is damaged or not a checkpoint."""
     data = read_bytes(path / INDEX)
     index = read_index(data, str(path / INDEX))
     if not index.folder:
@@ -92,7 +92,7 @@ def open_folder(path: Path) -> Source:
 
 
 def replace_file(fresh: Path, target: Path) -> None:
-    """``fresh``, a file or folder, takes the place of ``target`` in one step, on disk; raises FileError."""
+    """Atomically replaces ``target`` by ``fresh``, a file or folder, and syncs to disk; raises FileError."""
     try:
         sync(fresh)
         os.replace(fresh, target)
@@ -102,11 +102,11 @@ def replace_file(fresh: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on disk; raises FileError when it is not there."""
+    """Waits until a file, or a folder's entries, are on disk; raises FileError if it does not exist."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise FileError(f"cannot open it: {error.strerror}", where=str(path), remedy=ROOM) from error
-    with contextlib.suppress(OSError):  # some file systems cannot, and say so
+    with contextlib.suppress(OSError):  # some file systems do not support it
         os.fsync(handle)
     os.close(handle)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds and where: its index, as JSON that vouches for itself."""
+"""The index of a checkpoint: its tensors and where their blocks are, as JSON with its own hash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOLDER, _CRC = re.compile(r"data-[0-9a-f]{16}|"), re.compile(r"[0-9a-f]{8}")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A block of a tensor, of ``shape`` at ``offset``, in the file of the ``file``-th rank; ``crc32`` of its bytes."""
+    """A block of a tensor, with ``shape`` at ``offset``, in the file of the ``file``-th rank; ``crc32`` of its bytes."""
 
     file: int
     offset: tuple[int, ...]
@@ -33,7 +33,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor: its global shape, and blocks that cover it; none where it has no elements."""
+    """A tensor: its global shape, and the blocks that cover it; none if it is empty."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -42,9 +42,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """Tensors by name, other names of the same tensors, and everything else as JSON (see ``tree``).
+    """Tensors by name, aliases of tied tensors, and everything else as JSON (see ``tree``).
 
-    ``folder``: where the ranks' files lie, beside the index; ``ranks``: how many files there are.
+    ``folder``: the subfolder with the ranks' files; ``ranks``: the number of files.
     """
 
     entries: Mapping[str, Entry]
@@ -82,7 +82,7 @@ def dtype_name(dtype: torch.dtype, name: str) -> str:
 
 
 def read_index(text: bytes | str, where: str) -> Index:
-    """The index in ``text``; raises FileError for one that is damaged, foreign, or of another version."""
+    """The index in ``text``; raises FileError if it is damaged, foreign, or of another version."""
     root = parse_json(text, where)
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("this is not the index of a checkpoint", "give what fxshard.save_checkpoint wrote")

@@ -1,4 +1,4 @@
-"""One safetensors file, written tensor by tensor, and read block by block with its checksum."""
+"""A safetensors file, written tensor by tensor, and read block by block with checksums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Metadata = Callable[[Mapping[str, str]], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor to be written; ``value`` gives it when its turn comes, so that they need not be in memory together."""
+    """A tensor to write; ``value`` is called when it is written, so that the tensors need not be in memory together."""
 
     name: str
     dtype: torch.dtype
@@ -35,12 +35,11 @@ class Piece:
 
 
 def write_file(path: Path, pieces: Sequence[Piece], metadata: Metadata | None = None) -> dict[str, str]:
-    """Writes ``pieces`` to ``path``, and waits until they are on disk; the crc32 of each by name.
+    """Writes ``pieces`` to ``path`` and waits until they are on disk; returns the crc32 of each by name.
 
-    ``metadata``: the file's own texts, from those checksums; as long with any other checksums.
-    Raises FileError when the file cannot be written.
+    ``metadata``: makes the file's metadata from those checksums; its length must not depend on them. Raises FileError if writing fails.
     """
-    ordered = sorted(pieces, key=lambda p: (-p.dtype.itemsize, p.name))  # so that each lies at a multiple of its items' size
+    ordered = sorted(pieces, key=lambda p: (-p.dtype.itemsize, p.name))  # so that each offset is a multiple of the item size
     sums = {p.name: "0" * 8 for p in ordered}
     try:
         with open(path, "wb") as file:
@@ -78,7 +77,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class SafeFile:
-    """A safetensors file that is read from; raises FileError for one that is missing, cut short, or foreign."""
+    """A safetensors file opened for reading; raises FileError if it is missing, truncated, or foreign."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +86,7 @@ class SafeFile:
         self.metadata: dict[str, str] = self.file.metadata() or {}
 
     def read(self, name: str, crc32: str | None) -> torch.Tensor:
-        """A tensor, mapped from the file; raises FileError when it is not there or its bytes are others than were written."""
+        """A tensor, mapped from the file; raises FileError if it is missing or its checksum does not match."""
         if name not in self.names:
             raise FileError(f"the file lacks {name!r}", where=str(self.path), remedy=REMAKE)
         tensor: torch.Tensor = self._try(lambda: self.file.get_tensor(name))

@@ -1,4 +1,4 @@
-"""A checkpoint as one safetensors file of whole tensors, which any reader of safetensors reads."""
+"""A checkpoint as one safetensors file of whole tensors, which any safetensors reader can read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _KEY = "fxshard"
 
 
 def write_single(path: Path, fresh: Path, source: Source) -> None:
-    """Everything of ``source`` in one file, one tensor in memory at a time; a tied tensor under each of its names.
+    """Writes everything in ``source`` to one file, with one tensor in memory at a time; a tied tensor under each of its names.
 
-    Written to ``fresh``, which then takes the place of ``path``.
+    Writes to ``fresh``, which then replaces ``path``.
     """
     index = source.index
     forms = {name: index.entries[index.aliases.get(name, name)] for name in (*index.entries, *index.aliases)}
@@ -40,7 +40,7 @@ def _one(entry: Entry, crc32: str) -> tuple[Chunk, ...]:
 
 
 def open_single(path: Path) -> Source:
-    """The file of a checkpoint, or any other safetensors file: then of a model alone, without checksums."""
+    """Opens a checkpoint's file, or any other safetensors file as a model without checksums."""
     file = SafeFile(path)
     if _KEY not in file.metadata:
         entries = {}

@@ -1,4 +1,4 @@
-"""A checkpoint that is read from, whichever way it was written."""
+"""A checkpoint opened for reading, in any of its formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxshard.runtime.checkpoint.index import Chunk, Entry, Index, missing
 
 @dataclass(frozen=True)
 class Source:
-    """``block`` reads one block of a tensor, by the tensor's name. ``identity``: a text that no other checkpoint has."""
+    """``block`` reads one block of a tensor, by the tensor's name. ``identity``: a text unique to this checkpoint."""
 
     index: Index
     block: Callable[[str, Chunk], torch.Tensor]
@@ -38,7 +38,7 @@ class Source:
         return self.region(name, (0,) * len(shape), shape)
 
     def region(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """The part of ``shape`` at ``offset``, on the host; raises FileError where no block covers it."""
+        """The part with ``shape`` at ``offset``, on the host; raises FileError unless the blocks cover it exactly once."""
         entry, name = self.entry(name), self.index.aliases.get(name, name)
         out = torch.empty(tuple(shape), dtype=entry.dtype)
         found = 0
@@ -57,13 +57,13 @@ class Source:
         return out
 
     def shard(self, name: str, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
-        """This rank's shard of a tensor that lies in ``placements`` on ``mesh``."""
+        """This rank's shard of a tensor with ``placements`` on ``mesh``."""
         shape, layout, coordinate = self.entry(name).shape, Layout(placements), tuple(mesh.get_coordinate() or ())
         sizes = tuple(mesh.shape)
         return self.region(name, local_offset(shape, layout, sizes, coordinate), local_shape(shape, layout, sizes, coordinate))
 
     def fill(self, target: torch.Tensor, name: str) -> None:
-        """Copies a tensor, or this rank's shard of it, into ``target``, which has its shape and dtype."""
+        """Copies a tensor, or this rank's shard of it, into ``target``, which has the same shape and dtype."""
         with torch.no_grad():
             if isinstance(target, DTensor):
                 target.detach().to_local().copy_(self.shard(name, target.device_mesh, target.placements))

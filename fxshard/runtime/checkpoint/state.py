@@ -1,7 +1,7 @@
-"""The state of a training run: tensors by name, the rest as JSON; and putting it back.
+"""Collects the state of a training run, as named tensors and JSON, and restores it.
 
-Parameters and buffers keep the model's names; ``optimizer/<parameter>/<key>`` is an optimiser's, ``random/<n>/<device>`` the
-state of the n-th rank's generator, ``extra/...`` the user's.
+Parameters and buffers keep the model's names. ``optimizer/<parameter>/<key>`` belongs to an optimiser, ``random/<n>/<device>`` is the
+generator state of the n-th rank, ``extra/...`` belongs to the user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHER_MODEL = "build the same model as when the checkpoint was saved"
 
 @dataclass
 class State:
-    """``tensors`` may be DTensors; ``aliases``: other names of those that are tied."""
+    """``tensors`` may be DTensors; ``aliases``: other names of tied tensors."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class State:
 
 
 def collect(model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Any) -> State:
-    """The state of all ranks, random numbers aside; raises OptionError for what a checkpoint cannot hold."""
+    """The state that all ranks share, without random numbers; raises OptionError for values that a checkpoint cannot hold."""
     state = State()
     seen: dict[int, str] = {}
     for name, tensor in model_tensors(model):
@@ -53,14 +53,14 @@ def collect(model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: An
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimiser's ``state_dict`` with names in place of numbers, as torch's ``get_optimizer_state_dict`` has it; takes no step."""
+    """The optimiser's ``state_dict`` with names instead of numbers, like torch's ``get_optimizer_state_dict``; takes no step."""
     said, names = optimizer.state_dict(), _numbered(model, optimizer)
     groups = [{**group, "params": [names[i] for i in group["params"]]} for group in said["param_groups"]]
     return {"state": {names[i]: one for i, one in said["state"].items()}, "param_groups": groups}
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What ``state_dict`` has, each tensor as the module holds it, so that tied ones are one object."""
+    """The tensors of ``state_dict``, each as the object that the module holds, so that tied ones are identical."""
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
             raise OptionError(f"{name} in the model's state_dict is {a_kind(value)}", remedy="keep it in a buffer, or pass it in extra=")
@@ -70,7 +70,7 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The names of an optimiser's parameters in its own order."""
+    """The names of an optimiser's parameters, in its order."""
     names = {id(p): name for name, p in model.named_parameters()}
     found = []
     for group in optimizer.param_groups:
@@ -83,7 +83,7 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def generators(model: nn.Module) -> dict[str, torch.Tensor]:
-    """State of this process's generators by device type: the CPU's, and that of the device where the model lies."""
+    """The state of this process's generators by device type: the CPU's and that of the model's device."""
     device = _device(model)
     found = {"cpu": torch.get_rng_state()}
     if device.type not in ("cpu", "meta"):
@@ -96,7 +96,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def check_model(model: nn.Module, source: Source) -> None:
-    """Raises FileError naming what the model and the checkpoint do not have in common, or have in another form."""
+    """Raises FileError for a tensor that only the model or only the checkpoint has, or whose shape or dtype differs."""
     have = dict(model_tensors(model))
     stored = {name for name in (*source.index.entries, *source.index.aliases) if not name.startswith(_OWN)}
     for names, what in ((set(have) - stored, "lacks"), (stored - set(have), "has, and the model lacks,")):
@@ -120,7 +120,7 @@ def restore_model(model: nn.Module, source: Source) -> None:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, source: Source) -> dict[str, Any]:
-    """What ``optimizer.load_state_dict`` takes, each tensor laid out like its parameter; raises FileError where groups differ."""
+    """The argument for ``optimizer.load_state_dict``, each tensor laid out like its parameter; raises FileError if groups differ."""
     values = source.index.values.get(OPTIMIZER)
     if values is None:
         raise FileError("the checkpoint has no optimiser's state", where=source.where, remedy="load it without optimizer=")
@@ -146,7 +146,7 @@ def _get(values: Any, key: str, kind: type, source: Source) -> Any:
 
 
 def _zip_groups(optimizer: torch.optim.Optimizer, names: Sequence[str], groups: Sequence[Any]) -> Iterator[tuple[Any, list[str]]]:
-    """Each saved group with the names of the present one."""
+    """Each saved group with the parameter names of the present group."""
     rest = iter(names)
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         yield saved, [next(rest) for _ in group["params"]]
@@ -167,9 +167,9 @@ def _check_groups(optimizer: torch.optim.Optimizer, names: Sequence[str], groups
 
 
 def _like(parameter: torch.Tensor, source: Source) -> Callable[[str], torch.Tensor]:
-    """Reads a state of ``parameter``: of its shape it lies as the parameter does, otherwise it is replicated.
+    """A function that reads state of ``parameter``: in the parameter's layout if it has its shape, else replicated.
 
-    A count of steps is a plain tensor, as torch's optimisers keep it.
+    A step count is a plain tensor, as torch's optimisers keep it.
     """
 
     def read(name: str) -> torch.Tensor:
@@ -187,7 +187,7 @@ def _like(parameter: torch.Tensor, source: Source) -> Callable[[str], torch.Tens
 
 
 def restore_generators(model: nn.Module, source: Source, position: int, ranks: int) -> None:
-    """This rank's own where as many ranks saved, those of the first one on every rank otherwise."""
+    """Restores this rank's own state if the same number of ranks saved, else that of the first rank."""
     device = _device(model)
     number = position if source.index.ranks == ranks else 0
     for kind in {"cpu", device.type}:

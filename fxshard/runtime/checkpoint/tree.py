@@ -1,7 +1,7 @@
-"""Nested values as JSON: what the user hands over beside tensors, and an optimiser's options.
+"""Encodes nested values as JSON: the user's extra values and an optimiser's options.
 
-Plain JSON stands for itself; what JSON has no form for is an object with one key: ``$tuple``, ``$dict`` (keys that are not
-text), ``$float`` (not finite), ``$bytes`` (hexadecimal), ``$tensor`` (the name under which it is kept).
+Plain JSON encodes itself. Other values become an object with one key: ``$tuple``, ``$dict`` (keys that are not strings), ``$float`` (not
+finite), ``$bytes`` (hexadecimal), ``$tensor`` (the name under which it is stored).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _REMEDY = "use numbers, texts, bytes, None, tensors, and lists, tuples and dicts
 
 
 def encode(value: Any, name: str, tensors: dict[str, torch.Tensor], *, distributed: bool = False) -> Any:
-    """``value`` as JSON; its tensors go to ``tensors`` under names that begin with ``name``.
+    """``value`` as JSON; its tensors are added to ``tensors`` under names that begin with ``name``.
 
-    Raises OptionError for anything else, and for a DTensor unless ``distributed``.
+    Raises OptionError for unsupported types, and for a DTensor unless ``distributed``.
     """
     if isinstance(value, torch.Tensor):
         return {"$tensor": _keep(value, name, tensors, distributed)}
@@ -55,7 +55,7 @@ def _keep(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor], dist
 
 
 def decode(value: Any, tensor: Callable[[str], Any], where: str) -> Any:
-    """The value again; ``tensor`` finds one by its name. Raises FileError for what ``encode`` does not write."""
+    """The decoded value; ``tensor`` finds a tensor by name. Raises FileError for anything that ``encode`` does not write."""
 
     def inner(one: Any) -> Any:
         return decode(one, tensor, where)

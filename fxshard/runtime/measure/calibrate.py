@@ -1,7 +1,7 @@
 """``fxshard calibrate``: measures the present machine or cluster, writes a hardware file, and reports how well it predicts.
 
-Under torchrun the ranks that there are measure together; otherwise as many processes as the mesh has ranks are started here, each
-with the same command. On one device without a mesh nothing is sent, and the links are those of a preset.
+Under torchrun its ranks measure together. Otherwise the command starts one process per rank of the mesh, each with the same command line.
+On a single device without a mesh, no communication is measured and a preset gives the links.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from fxshard.runtime.measure.measure import EFFORTS, LEAST, Clock, measure_colle
 
 STORE = "FXSHARD_CALIBRATE_STORE"
 SECONDS = 1800
-"""After this long the processes that were started are ended."""
+"""Seconds after which the started processes are killed."""
 
 
 def main(mesh: str | None, output: str | None, device: str | None, quick: bool) -> None:
-    """Runs the command; raises OptionError, FileError, or RunError when a rank fails."""
+    """Runs the command; raises OptionError, FileError, or RunError if a rank fails."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("there is no CUDA device here", where="--device cuda", remedy="give --device cpu, or run where torch sees a GPU")
@@ -96,7 +96,7 @@ def start_ranks(mesh: Mesh, device: str, arguments: Sequence[str]) -> None:
 
 
 def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
-    """All ranks measure; all make the same of it."""
+    """Measures together with the other ranks; all ranks compute the same result."""
     rank, local = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
     place = torch.device("cuda", local) if device == "cuda" else torch.device("cpu")
     if device == "cuda":
@@ -141,7 +141,7 @@ def _join(rank: int, ranks: int, device: str) -> None:
 
 
 def _base(device: str) -> Hardware:
-    """The preset that is like this device, with the size of a node as it is here."""
+    """The preset for this kind of device, with this cluster's number of devices per node."""
     preset = HARDWARE[preset_of_device(device)]
     here, ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 0)), int(os.environ.get("WORLD_SIZE", 0))
     if here < ranks and here:
@@ -165,7 +165,7 @@ def _say(rank: int, text: str) -> None:
 
 
 def _effort(mesh: Mesh, device: str, quick: bool) -> dict[str, str]:
-    """Of what, and how, for people."""
+    """What was measured and how, for readers of the file."""
     threads = {} if device == "cuda" else {"threads": str(torch.get_num_threads())}
     how = {
         "mesh": str(mesh),

@@ -1,4 +1,4 @@
-"""What was measured, as people read it: rates, and predictions against measurements."""
+"""Presents a calibration: rates, and predictions against measurements."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxshard.mesh.hardware import Hardware
 
 @dataclass(frozen=True)
 class Calibration:
-    """The hardware made of measurements, and its errors on sizes that it was not made of.
+    """The hardware fitted to measurements, and its errors at sizes that were not used for fitting.
 
-    ``made``: of what and how. ``ops``: errors by operator; ``curves``: by collective, of the curves that price groups like
-    those measured; ``links``: the same, of the formulas, which price all others.
+    ``made``: what was measured and how. ``ops``: errors by operator. ``curves``: errors by collective of the measured curves, which price
+    groups of the same size and stride. ``links``: errors of the link formulas, which price all other groups.
     """
 
     hardware: Hardware
@@ -57,7 +57,7 @@ def _table(errors: Sequence[PredictionErrors], unit: str) -> str:
 
 
 def file_rows(calibration: Calibration) -> list[dict[str, Any]]:
-    """The errors as a hardware file keeps them."""
+    """The errors as rows of a hardware file."""
     kinds = (("operators", calibration.ops), ("curves", calibration.curves), ("links", calibration.links))
     return [
         {"of": kind, "what": e.what, "points": len(e.errors), "median": round(e.median, 4), "worst": round(e.worst[0], 4)}

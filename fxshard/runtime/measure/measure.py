@@ -1,8 +1,8 @@
-"""Measuring: operators on this device and collectives among ranks, in microseconds.
+"""Measures operators on this device and collectives among ranks, in microseconds.
 
-A measurement is the mean time of a batch of calls in rounds that go through all cases in turn, so that what else the machine does touches
-a round of each case rather than all of one. For operators the fastest round counts: anything else only makes one longer. For collectives
-it is the median: to wait for other ranks to be woken up is part of what they take. Of the ranks the slowest counts.
+A measurement is the mean time per call in a batch. Rounds cycle through all cases, so that a disturbance affects one round of many cases,
+not all rounds of one. For operators the fastest round counts, since disturbances only add time. For collectives the median counts, since
+waiting for other ranks to wake up is part of their cost. The slowest rank's time is used.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ c10d = torch.ops._c10d_functional
 Work = Callable[[], object]
 DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float64), "cuda": (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
 LEAST = 1.0
-"""Microseconds that a collective takes at least, where the difference of two measurements says less."""
+"""Lower limit on the time of a collective, in microseconds, used where noise exceeds the measured difference."""
 BETWEEN, TURNS = 4000.0, 6
-"""Microseconds of products before each collective, and how many times both are a batch. After long products a collective takes longer
-than after short ones: ranks are not equally fast, and what sends has slept meanwhile (decisions 0032, 0033)."""
+"""Microseconds of matrix products before each collective, and repetitions of both in a batch. A collective takes longer after long products
+than after short ones, because ranks are not equally fast and the sending threads have slept meanwhile (decisions 0032, 0033)."""
 TRIES = 4
-"""How many times collectives are measured at most, while some are lost in what else the machine does, or the largest takes no longer than
-the smallest; all that was measured counts."""
+"""Maximum number of attempts to measure collectives, while noise hides some or the largest takes no longer than the smallest; the rounds of
+all attempts count."""
 ELEMENT = 4
-"""Bytes of an element of the buffers of collectives: float32, which every backend reduces."""
+"""Bytes per element of the buffers of collectives: float32, which every backend reduces."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: ``rounds``, microseconds of a ``batch``, rows of the largest product, largest copy and buffer (powers of 2)."""
+    """How much to measure: number of ``rounds``, microseconds per ``batch``, and the largest product (rows), copy and buffer (powers of 2,
+    bytes)."""
 
     rounds: int
     batch: float
@@ -59,27 +60,27 @@ EFFORTS = {
 
 
 class Clock:
-    """Times batches on ``device``; with a process group all ranks start together and agree on how many calls are a batch."""
+    """Times batches on ``device``; with a process group, all ranks start together and agree on the batch size."""
 
     def __init__(self, device: torch.device, effort: Effort) -> None:
         self.device, self.effort = device, effort
 
     def measure(self, works: Sequence[Work]) -> list[float]:
-        """Microseconds of one call of each, on the slowest rank."""
+        """Microseconds per call of each work, on the slowest rank."""
         counts = [self.count(work) for work in works]
         rounds = [[self._batch(work, n) / n for work, n in zip(works, counts, strict=True)] for _ in range(self.effort.rounds)]
         return self._slowest([min(times) for times in zip(*rounds, strict=True)])
 
     def few_rounds(self, works: Sequence[Work], count: int) -> list[list[float]]:
-        """A quarter of the rounds: microseconds of one call of each, ``count`` in a row, on this rank."""
+        """A quarter of the rounds: microseconds per call of each work in batches of ``count``, on this rank."""
         return [[self._batch(work, count) / count for work in works] for _ in range(max(3, self.effort.rounds // 4))]
 
     def typical(self, rounds: Sequence[Sequence[float]]) -> list[float]:
-        """Of each work the median of the rounds, on the slowest rank."""
+        """The median over rounds of each work, on the slowest rank."""
         return self._slowest([statistics.median(times) for times in zip(*rounds, strict=True)])
 
     def count(self, work: Work, batch: float | None = None) -> int:
-        """How many calls are a batch, of ``batch`` microseconds if given."""
+        """The number of calls in a batch, of ``batch`` microseconds if given."""
         self._batch(work, 2)
         once = self._slowest([self._batch(work, 1)])[0]
         return max(1, min(1000, round((batch or self.effort.batch) / max(once, 0.1))))
@@ -108,7 +109,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator to measure: ``shapes`` of its operands, and of its result."""
+    """An operator to measure, with the ``shapes`` of its operands and of its result."""
 
     name: str
     op: str
@@ -126,7 +127,8 @@ class Case:
 
 
 def measure_ops(clock: Clock) -> tuple[float, list[OpTime]]:
-    """Microseconds of an operator that has nothing to do; products of each dtype and copies, to fit and to check; others to check."""
+    """Microseconds of an operator without work, and the times of products of each dtype and copies (for fitting and checking) and of other
+    operators (for checking)."""
     cases = [*_products(clock), *_copies(clock.effort), *_others(clock)]
     most: dict[torch.dtype, int] = {}
     for case in cases:
@@ -155,13 +157,13 @@ def _product(name: str, size: tuple[int, int, int], dtype: torch.dtype, fitted: 
 
 
 def _copies(effort: Effort) -> list[Case]:
-    """Of 4 KiB and more, every other one to check."""
+    """Copies of 4 KiB and more; every other one is for checking."""
     shapes = [(2**power // ELEMENT,) for power in range(12, effort.copy + 1)]
     return [Case("copy", COPY, torch.clone, (s,), s, torch.float32, i % 2 == 0 or i + 1 == len(shapes)) for i, s in enumerate(shapes)]
 
 
 def _others(clock: Clock) -> list[Case]:
-    """Attention in the dtype that this device is for, and operators whose time should be that of the bytes they move."""
+    """Attention in the device's usual dtype, and operators whose time should be that of moving their bytes."""
     out = []
     dtype = torch.float32 if clock.device.type == "cpu" else torch.bfloat16
     for length in (clock.effort.product // 4, clock.effort.product // 2):
@@ -181,16 +183,16 @@ def _elements(case: Case) -> int:
 
 
 def _work(case: Case, pool: torch.Tensor) -> Work:
-    """The call on parts of ``pool`` that lie one behind the other."""
+    """The call on consecutive parts of ``pool``."""
     parts = pool[: _elements(case)].split([math.prod(shape) for shape in case.shapes])
     operands = [part.view(shape) for part, shape in zip(parts, case.shapes, strict=True)]
     return lambda: case.run(*operands)
 
 
 def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[CollectiveTime]:
-    """Each collective on each axis, by the calls that lowered programs make; buffers of 1 KiB and more, every other one to check.
+    """Times each collective on each axis as lowered programs call it; buffers of 1 KiB and more, every other one for checking.
 
-    As in a step, where products come before and after: what some products and a collective in turn take more than the products.
+    Products run before and after each collective, as in a training step: the time is what the sequence takes beyond the products alone.
     """
     powers = range(10, clock.effort.buffer + 1)
     cases = [
@@ -200,7 +202,7 @@ def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[Collectiv
         for i, power in enumerate(powers)
         if device_mesh.size(axis) > 1
     ]
-    pool = torch.zeros(  # sums in place of anything else would grow with every call
+    pool = torch.zeros(  # zeros, because in-place sums would grow with every call
         2**clock.effort.buffer // ELEMENT + device_mesh.size(), device=clock.device
     )
     calls = [_collective(kind, size, device_mesh, axis, pool) for kind, axis, size, _ in cases]
@@ -210,9 +212,9 @@ def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[Collectiv
 
 
 def _beyond(clock: Clock, busy: Work, works: Sequence[Work], sizes: int) -> list[float]:
-    """Microseconds that each takes more than ``busy``, LEAST where noise is more than that after all tries.
+    """Microseconds that each work takes beyond ``busy``; LEAST where noise still exceeds that after all tries.
 
-    ``works`` are those of a collective of so many ``sizes``, the smallest first, and so for each collective.
+    ``works``: for each collective, its ``sizes`` measurements in ascending order of size.
     """
     rounds: list[list[float]] = []
     for _ in range(TRIES):
@@ -224,7 +226,7 @@ def _beyond(clock: Clock, busy: Work, works: Sequence[Work], sizes: int) -> list
 
 
 def _busy(clock: Clock) -> Work:
-    """Products that take about ``BETWEEN``."""
+    """Matrix products that take about ``BETWEEN``."""
     side = clock.effort.product // 2
     a, b, out = (torch.rand(side, side, device=clock.device) for _ in range(3))
     work = partial(torch.mm, a, b, out=out)
@@ -243,13 +245,13 @@ def _one_after_another(*works: Work) -> None:
 
 
 def _collective(kind: str, size: int, device_mesh: DeviceMesh, axis: int, pool: torch.Tensor) -> tuple[Work, int]:
-    """The call on a buffer of about ``size`` bytes in ``pool``, and the bytes that a rank sends in the ring form."""
+    """The call on a buffer of about ``size`` bytes in ``pool``, and the bytes that a rank sends in a ring algorithm."""
     n, own = device_mesh.size(axis), device_mesh.get_group(axis)
     group, backend, wait = own.group_name, backend_name(own, pool.device), c10d.wait_tensor.default
     block = -(-size // (ELEMENT * n))  # elements; the buffer is n blocks
     buffer, piece = pool[: n * block].view(n, block), pool[:block].view(1, block)
     calls: dict[str, Callable[[], torch.Tensor]] = {
-        "all_reduce": lambda: wait(c10d.all_reduce_.default(buffer, "sum", group)),  # in place, as Inductor makes them
+        "all_reduce": lambda: wait(c10d.all_reduce_.default(buffer, "sum", group)),  # in place, as Inductor emits it
         "all_gather": lambda: wait(c10d.all_gather_into_tensor.default(piece, n, group)),
         "reduce_scatter": lambda: reduce_scatter(buffer, "sum", n, group, backend),
         "all_to_all": lambda: wait(c10d.all_to_all_single.default(buffer, [1] * n, [1] * n, group)),

@@ -10,8 +10,8 @@ import contextlib
 import copy
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -42,6 +42,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
     dynamic_dims_of_call,
     fallback_dims,
     growing_dims,
+    moved_names,
     refusal,
     refusal_message,
     replan_message,
@@ -68,7 +69,8 @@ from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleSta
 from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, parameter_layouts, shard_parameters
 from fxshard.runtime.module.plan_requests import PlanRequests
 from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse_code, refuse_pickle, refuse_shared_memory
-from fxshard.runtime.module.several_sizes import sampled_sizes, warn_beyond_limit
+from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
+from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, folder_of_one, leads, mesh_ranks, objection, share_plan, versions
@@ -272,12 +274,13 @@ class ShardedForward:
         if dims is None:
             dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
         with self.original(), torch.set_grad_enabled(train):
-            graph = self._trace(args, kwargs, train, dims, dump)
+            moved = moved_names(dims, named, [m.shapes for m in others]) if self.settings.dynamic else None
+            graph = self._trace(args, kwargs, train, dims, dump, moved)
             if grows and (new := new_counters(graph, self.counted)):
                 self.counted |= new
                 return self.prepare(*call, train)
             if grows and (more := growing_dims(graph, named, dims)):
-                graph = self._trace(args, kwargs, train, (*dims, *more), dump)
+                graph = self._trace(args, kwargs, train, (*dims, *more), dump, moved)
         dims = () if graph.family is None else graph.family.dims
         self.history.record(graph, attributes, plan)
         warn_of_counts(graph, self.warned_counts, self.device_mesh)
@@ -291,7 +294,8 @@ class ShardedForward:
         if not first:
             last = [*others, *self.by_key.get(key, ())][-1:]
             changed = {a for made in last for a in made.changed_attributes(attributes) - made.unread if a[1] != "training"}
-            values = attributes_text(self.model, changed, attributes)
+            values = attributes_text(self.model, changed, attributes) + "".join(hooks_text(self.state, made, hooks) for made in last)
+            values += "" if last else trainable_text(self.state, self.state.snapshot(), key, self.by_key)
             text = shapes_text(dict(zip(names, leaves, strict=True))) + values + other_calls_text(dims, named)
             announce(self.device_mesh, *replan_message(retry), _MODE_NAMES[train], text)
         with without_autocast(self.device.type), without_global_hooks():
@@ -300,7 +304,7 @@ class ShardedForward:
                     probes(graph.family, self.mesh)  # an error in planning would reach the other ranks without its reason
                 verified = plan is None and self.settings.planner is plan_graph
                 if plan is None:
-                    plan = self._plan(graph, named, first, dump)
+                    plan = self._plan(graph, named, first, dump, self._named_dims(args, kwargs) if self.sampled else ())
                 program = self._lower(graph, plan, dump, verified)
             except SizesError as error:
                 if any(dim.asked for dim in dims):
@@ -342,23 +346,37 @@ class ShardedForward:
         """
         if self.settings.dynamic is False:
             return ()
-        with self.original():
-            asked = dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes)
-        self.sampled = weighted_sizes(self.settings.example_sizes, asked)
+        asked = self._named_dims(args, kwargs)
+        if self.sharded:
+            asked = tuple(replace(dim, asked=False) for dim in asked)  # the example's program was all that had to be dynamic
+        else:
+            self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
         dims, uneven = dynamic_dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
         if uneven:
             announce(self.device_mesh, logging.INFO, UNEVEN_SIZES, ", ".join(uneven))
         return dims
 
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...], dump: Dump) -> PlanningGraph:
-        """The traced graph; automatic dynamic dims that the model does not let change become static, with a warning."""
-        silent = self.settings.dynamic is not None
+    def _named_dims(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DynamicDim, ...]:
+        """The dims of this call that the user named or marked."""
+        with self.original():
+            return dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes, call="later" if self.sharded else "example")
+
+    def _trace(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        train: bool,
+        dims: tuple[DynamicDim, ...],
+        dump: Dump,
+        moved: Collection[str] | None,
+    ) -> PlanningGraph:
+        """The traced graph; automatic dynamic dims that the model does not let change become static, with a warning if among ``moved``."""
 
         def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
             return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
 
-        return trace_with_static_fallback(trace, dims, self.device_mesh, silent=silent)
+        return trace_with_static_fallback(trace, dims, self.device_mesh, moved)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
         precision, written = self.settings.mixed_precision, self.history.written | self.history.changed
@@ -369,8 +387,10 @@ class ShardedForward:
         count = len({made.runner for found in self.by_size_free_key.values() for made in found})
         return folder_of_one(self.settings.dump, self.device_mesh, f"{count:02d}_{'train' if train else 'eval'}")
 
-    def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump) -> ShardingPlan:
-        s, sampled = self.settings, sampled_sizes(self.sampled, graph, first=first)
+    def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump, here: Sequence[DynamicDim]) -> ShardingPlan:
+        s, sampled = self.settings, sampled_sizes(self.sampled, graph, here, first=first)
+        if (unused := unused_sizes_text(self.sampled, graph, here)) is not None:
+            announce(self.device_mesh, logging.WARNING, "the plan is not optimised for example_sizes at %s", unused)
         request = self.requests.request(graph, leaves, sampled, first=first, later=bool(self.by_key))
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         with timed("plan, shared"):

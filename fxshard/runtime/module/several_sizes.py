@@ -5,31 +5,51 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.module.module_program import ModuleProgram
-from fxshard.shapes import WeightedSizes, first_broken, sizes_named
+from fxshard.shapes import DynamicDim, WeightedSizes, first_broken, sizes_named
 from fxshard.sizes import size_text
 
 log = logging.getLogger("fxshard")
 
 
-def sampled_sizes(asked: Sequence[WeightedSizes], graph: PlanningGraph, *, first: bool) -> tuple[WeightedSizes, ...]:
+def sampled_sizes(
+    asked: Sequence[WeightedSizes], graph: PlanningGraph, here: Sequence[DynamicDim] = (), *, first: bool
+) -> tuple[WeightedSizes, ...]:
     """The sizes for which to optimise the plan of ``graph``: those ``asked`` for, with the example's for dims that they do not name.
 
-    A program after the ``first`` serves calls that the first does not: of the sizes only those at which its guards hold count, if any.
+    ``here``: the dims that the user named and the call has. Of those that are static in ``graph``, the call's size alone counts; dims that
+    the call does not have do not count. A program after the ``first`` serves calls that the first does not: of the sizes only those at
+    which its guards hold count, if any.
     """
     family = graph.family
-    if family is None or not asked or not {name for name, _ in asked[0].sizes} <= family.example.keys():
+    if family is None:
         return ()
-    found = [replace(one, sizes=tuple({**family.example, **dict(one.sizes)}.items())) for one in asked]
-    kept = found if first else [one for one in found if first_broken(family.guards, dict(one.sizes)) is None]
-    total = math.fsum(one.weight for one in kept)
-    return tuple(replace(one, weight=one.weight / total) for one in kept)
+    static = {dim.name: dim.example for dim in here if dim.name not in family.example}
+    weights: dict[tuple[tuple[str, int], ...], float] = {}
+    for one in asked:
+        sizes = {**family.example, **{name: size for name, size in one.sizes if name in family.example}}
+        fits = all(static.get(name, size) == size for name, size in one.sizes)
+        if fits and (first or first_broken(family.guards, sizes) is None):
+            key = tuple(sizes.items())
+            weights[key] = weights.get(key, 0.0) + one.weight
+    total = math.fsum(weights.values())
+    return tuple(WeightedSizes(sizes, weight / total) for sizes, weight in weights.items())
+
+
+def unused_sizes_text(asked: Sequence[WeightedSizes], graph: PlanningGraph, here: Sequence[DynamicDim]) -> str | None:
+    """Which of the sizes ``asked`` for do not count because a dim is static in ``graph``; None if all count. ``here``: as above."""
+    known = {} if graph.family is None else graph.family.example
+    static = [dim for dim in here if dim.name not in known]
+    lost = [one for one in asked if any(dict(one.sizes).get(dim.name, dim.example) != dim.example for dim in static)]
+    if not lost:
+        return None
+    sizes = "; ".join(sizes_named(one.sizes) for one in lost)
+    return f"{sizes}: this program is for {', '.join(f'{dim.name}={dim.example} ({dim})' for dim in static)} alone"
 
 
 def warn_beyond_limit(made: ModuleProgram, leaves: Sequence[Any], optimizer: Any, warned: set[Runner]) -> None:

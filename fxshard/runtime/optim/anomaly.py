@@ -1,6 +1,6 @@
-"""``torch.autograd.detect_anomaly`` on DTensors: all ranks find what one of them finds in its shard.
+"""``torch.autograd.detect_anomaly`` on DTensors: a NaN in one rank's shard is found on all ranks.
 
-Anomaly mode asks of each gradient whether an entry is NaN, by an operator for which DTensor of torch 2.13 has no rule.
+Anomaly mode tests each gradient for NaN with an operator for which torch 2.13's DTensor has no rule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fxshard.runtime.ranks.watchdog import watching
 
 @functools.cache
 def agree_on_anomalies() -> None:
-    """From now on, in this process, anomaly mode looks into gradients that are DTensors."""
+    """Makes anomaly mode support gradients that are DTensors, in this process from now on."""
     handle_dtensors(IS_ANY_TRUE, _is_any_true)
 
 

@@ -1,4 +1,4 @@
-"""Clipping gradients by their global norm, for gradients in any layouts, with one small collective per mesh axis.
+"""Clips gradients by their global norm, for gradients in any layouts, with one small collective per mesh axis.
 
 ``torch.nn.utils.clip_grad_norm_`` takes DTensors as well, and gives the same for norms of order two. With ``norm_type=inf`` torch 2.13
 raises on a rank whose shard is empty, while the others wait for it.
@@ -28,13 +28,13 @@ def clip_grad_norm_(
     *,
     timeout: float = TIMEOUT,
 ) -> torch.Tensor:
-    """Scales all gradients, in place, by ``max_norm`` over their joint norm where that is larger; gives the norm, a plain scalar.
+    """Scales all gradients in place by ``max_norm`` over their joint norm if that is larger; returns the norm, a plain scalar.
 
-    The norm is that of all gradients as one vector, as on one device, whatever their layouts: uneven and empty shards, several
-    meshes, DTensors beside plain tensors (which must be the same on all ranks). Every rank calls this.
+    The norm is that of all gradients as one vector, as on one device, in any layouts: uneven and empty shards, several meshes, DTensors
+    beside plain tensors (which must be equal on all ranks). Every rank calls this.
 
-    ``timeout``: seconds within which a rank that is lost meanwhile is an error. Raises OptionError for a ``norm_type`` that is not
-    positive, RunError for a norm that is infinite or NaN if ``error_if_nonfinite``, and, naming it, for a rank that is lost.
+    ``timeout``: seconds after which a lost rank is an error. Raises OptionError for a ``norm_type`` that is not positive; RunError for a
+    norm that is infinite or NaN if ``error_if_nonfinite``, and for a lost rank, which it names.
     """
     order, limit = _positive("norm_type", norm_type), _positive("max_norm", max_norm)
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -60,7 +60,7 @@ def _positive(name: str, value: float) -> float:
 
 
 def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.Tensor:
-    """The norm of all gradients, in the widest dtype among them, float32 at least."""
+    """The norm of all gradients, in the widest dtype among them, at least float32."""
     dtype = torch.float32
     meshes: dict[DeviceMesh | None, list[torch.Tensor]] = {}
     for grad in grads:
@@ -84,7 +84,7 @@ def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.
 
 
 def _power(own: Sequence[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
-    """[2], float64: the sum of |x| ** order, or the largest |x|; and whether there is a NaN, which a backend's maximum may lose."""
+    """[2], float64: the sum of |x| ** order, or the largest |x|; and whether there is a NaN, which a backend's maximum may drop."""
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for x in own:
         norm = torch.linalg.vector_norm(x, order, dtype=_wide(x.dtype)).to(torch.float64)
@@ -101,7 +101,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _counted_here(grad: torch.Tensor) -> torch.Tensor | None:
-    """This rank's part of a gradient; None where a rank at a lower index of a replicating axis counts the same."""
+    """This rank's part of a gradient; None if a rank with a lower index on a replicating axis counts the same part."""
     if not isinstance(grad, DTensor):
         return grad
     if any(isinstance(p, Partial) for p in grad.placements):

@@ -1,10 +1,10 @@
 """``torch.amp.GradScaler`` on DTensors: all ranks skip a step, or none does.
 
-A scaler divides an optimiser's gradients by its scale and looks for infinite or NaN entries, by one operator on lists of gradients.
-For DTensors torch 2.13 reduces what it found over the axes on which the *first* gradient of a list is sharded: where that one is
-replicated, or sharded on another axis than the one with the overflow, some ranks skip the step and halve their scale and others do
-not, and hold different parameters from then on. Lists in which plain tensors stand beside DTensors are refused. After
-``agree_on_overflows`` the operator reduces over each axis on which any gradient of the list is sharded or pending.
+A scaler unscales an optimiser's gradients and looks for infinite or NaN entries, with one operator on lists of gradients. For DTensors,
+torch 2.13 reduces the result over the axes on which the *first* gradient of a list is sharded. If that one is replicated, or sharded on
+another axis than the gradient that overflows, some ranks skip the step and halve their scale and others do not, and their parameters differ
+from then on. Lists that mix plain tensors and DTensors are refused. After ``agree_on_overflows`` the operator reduces over each axis on
+which any gradient of the list is sharded or pending.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fxshard.runtime.ranks.watchdog import watching
 
 @functools.cache
 def agree_on_overflows() -> None:
-    """From now on, in this process, gradient scalers find on all ranks what one of them finds in its shards."""
+    """Makes gradient scalers find an overflow in one rank's shards on all ranks, in this process from now on."""
     handle_dtensors(OVERFLOW_CHECK, _check_and_unscale)
 
 
 def _check_and_unscale(op: Any, args: Sequence[Any], kwargs: Any) -> None:
-    """``grads`` times ``inverse``, in place; ``found``, float32 scalar, becomes 1 on all ranks where an entry is not finite on any."""
+    """Multiplies ``grads`` by ``inverse`` in place; sets ``found``, a float32 scalar, to 1 on all ranks if any entry is not finite."""
     grads, found, inverse = args
     op([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads], found, inverse)
     for mesh, axis in parted(grads):
@@ -39,7 +39,7 @@ def _check_and_unscale(op: Any, args: Sequence[Any], kwargs: Any) -> None:
 
 
 def parted(grads: Sequence[Tensor]) -> list[tuple[DeviceMesh, int]]:
-    """The axes, with their meshes, over which ranks hold different parts of a gradient; in the same order on all ranks."""
+    """The (mesh, axis) pairs over which ranks hold different parts of some gradient; in the same order on all ranks."""
     found = [
         (grad.device_mesh, axis)
         for grad in grads

@@ -1,10 +1,10 @@
-"""Optimisers that act element by element step on the local shards of a parallelized module's parameters.
+"""Element-wise optimisers step on the local shards of a parallelized module's parameters.
 
-``optimizer.step()`` on DTensors pays DTensor's dispatch for each tensor. An update that is the same for each element needs none
-of it. ``torch.optim`` runs hooks before each step, which may give the step other arguments, the optimiser itself being the first:
-ours gives a stand-in of the same class whose parameters, gradients and state are the local tensors. It lives for one step;
-what the step puts into its state is put into the optimiser's as DTensors. Nothing of the optimiser is changed, so that a step that raises
-leaves nothing to restore. Whatever is not surely the same element by element takes DTensor's way.
+On DTensors, ``optimizer.step()`` pays DTensor's dispatch for each tensor, which an element-wise update does not need. ``torch.optim`` runs
+hooks before each step that may replace the step's arguments, including the optimiser itself. Our hook passes a stand-in of the same class
+whose parameters, gradients and state are the local tensors. The stand-in lives for one step; new state is stored in the real optimiser as
+DTensors. The optimiser itself is never modified, so a step that raises leaves nothing to restore. Anything that may not be element-wise
+goes through DTensor.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ ELEMENTWISE = frozenset(
         optim.Adamax,
     }
 )
-"""By exact class: a subclass may do anything."""
+"""Exact classes: a subclass may do anything."""
 
 NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
-"""State that is one plain number a parameter; the rest is shaped like the parameter."""
+"""State that is one plain number per parameter; all other state has the parameter's shape."""
 
 UNSURE = ("capturable", "differentiable")
-"""Settings of a group with which DTensor's way is taken."""
+"""Settings of a group that require DTensor's own path."""
 
 MARK = "fxshard_steps_locally"
 
 
 def step_locally(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """From now on, element-by-element optimisers of ``torch.optim`` step on the shards of these parameters (DTensors)."""
+    """Makes element-wise optimisers of ``torch.optim`` step on the shards of these parameters (DTensors) from now on."""
     for parameter in parameters:
         setattr(parameter, MARK, True)
     _install()
@@ -62,9 +62,9 @@ def _install() -> None:
 
 
 def _before_step(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The step's arguments with a stand-in in the optimiser's place; None, which leaves them alone, where it is none of ours.
+    """The step's arguments with a stand-in for the optimiser; None, which keeps them, if the optimiser does not qualify.
 
-    A closure computes gradients inside the step, with parameters that must be DTensors then.
+    A closure computes gradients inside the step, when parameters must be DTensors.
     """
     if torch.compiler.is_compiling() or type(optimizer) not in ELEMENTWISE:
         return None
@@ -75,7 +75,7 @@ def _before_step(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict
 
 
 def _is_ours(optimizer: optim.Optimizer) -> bool:
-    """Whether ``parallelize`` made some parameters of the optimiser, and all that are DTensors."""
+    """Whether some parameters come from ``parallelize``, and none is another DTensor."""
     some = False
     for group in optimizer.param_groups:
         if any(group.get(name) for name in UNSURE):
@@ -99,7 +99,7 @@ def _stand_in(optimizer: optim.Optimizer) -> optim.Optimizer:
 
 @functools.cache
 def _stand_in_class(kind: Any) -> type[optim.Optimizer]:
-    """``kind`` with groups and state made when the step asks for them: hooks of the user's run after ours, and may change gradients."""
+    """A subclass of ``kind`` whose groups and state are made on first access: the user's hooks run after ours and may change gradients."""
     members = {
         "param_groups": functools.cached_property(lambda self: self.local_view[0]),
         "state": functools.cached_property(lambda self: self.local_view[1]),
@@ -111,7 +111,7 @@ def _stand_in_class(kind: Any) -> type[optim.Optimizer]:
 
 
 def _local_view(optimizer: optim.Optimizer) -> tuple[list[dict[str, Any]], Any]:
-    """Groups and state of the optimiser on local tensors; its own where a gradient or a state lies otherwise than its parameter."""
+    """Groups and state of the optimiser on local tensors; its own if a gradient or state has another layout than its parameter."""
     groups, found, kept = [], {}, _STATES.setdefault(optimizer, {})
     for group in optimizer.param_groups:
         parameters = []
@@ -132,21 +132,21 @@ def _local_view(optimizer: optim.Optimizer) -> tuple[list[dict[str, Any]], Any]:
 
 
 def _local_parameter(parameter: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor | None:
-    """The shard of ``parameter`` with its gradient, a plain tensor itself; None where the gradient lies otherwise."""
+    """The shard of ``parameter`` with its gradient; a plain tensor itself; None if the gradient has another layout."""
     if not isinstance(parameter, DTensor):
         return None if isinstance(grad, DTensor) else parameter
     shard, local = local_like(parameter, parameter), local_like(grad, parameter)
     if shard is None or (local is None and grad is not None):
         return None
-    alias = shard.detach()  # the gradient that it is given dies with it
+    alias = shard.detach()  # its gradient is freed with it
     alias.grad = local
     return alias
 
 
 class LocalState(dict[str, Any]):
-    """The state of one parameter on local tensors; what is put in is put into the optimiser's own state, as a DTensor.
+    """The state of one parameter on local tensors; new entries are also stored in the optimiser's own state, as DTensors.
 
-    ``seen``: the optimiser's own entries that these are the shards of.
+    ``seen``: the optimiser's entries whose shards these are.
     """
 
     def __init__(self, parameter: DTensor, own: dict[str, Any]) -> None:
@@ -162,18 +162,18 @@ class LocalState(dict[str, Any]):
         self.own[name] = self.seen[name] = wrap_like(value, self.parameter) if whole else value
 
     def is_of(self, own: dict[str, Any]) -> bool:
-        """Whether ``own`` and the parameter are still what they were when this was made."""
+        """Whether ``own`` and the parameter are unchanged since this was made."""
         if own is not self.own or spec_of(self.parameter) is not self.spec:
             return False
         return own.keys() == self.seen.keys() and all(map(operator.is_, own.values(), self.seen.values()))
 
 
 _STATES: weakref.WeakKeyDictionary[optim.Optimizer, dict[torch.Tensor, LocalState]] = weakref.WeakKeyDictionary()
-"""Local states of each optimiser by its parameters, from one step to the next."""
+"""Local states of each optimiser by its parameters, reused between steps."""
 
 
 def _local_state(parameter: DTensor, own: dict[str, Any], kept: dict[torch.Tensor, LocalState]) -> LocalState | None:
-    """The state of one parameter as local tensors; None where an entry is neither laid out as the parameter nor a number."""
+    """The state of one parameter as local tensors; None if an entry is neither a number nor laid out like the parameter."""
     found = kept.get(parameter)
     if found is not None and found.is_of(own):
         return found

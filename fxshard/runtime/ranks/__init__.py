@@ -1,5 +1,5 @@
-"""What ranks settle among themselves.
+"""Coordination of ranks outside of collectives.
 
-In: a process group and its store; out: agreement before the first collective, signs of life, and errors that name a lost rank.
-Read agreement.py and launch.py, then watchdog.py and heartbeat.py.
+In: a process group and its store. Out: agreement before the first collective, heartbeats, and errors that name a lost rank. Read
+agreement.py and launch.py, then watchdog.py and heartbeat.py.
 """

@@ -1,17 +1,17 @@
-"""Agreement among ranks: each brings a note, the lowest rank decides, and all leave with one outcome or one error.
+"""Agreement among ranks: each sends a note, the lowest rank decides, and all get the same outcome or error.
 
-It goes over the store of the default process group (no collective, so that it works before the first one), under
-``fxshard/<ranks>/``, where <n> counts the meetings of these ranks:
+It uses the store of the default process group and no collective, so it works before the first one. Keys are under ``fxshard/<ranks>/``,
+where <n> counts the meetings of these ranks:
 
-    uses/<rank>       how many meetings the rank has come to: its next <n>; stays for good
+    uses/<rank>       number of meetings that the rank has entered: its next <n>; never deleted
     <n>/from/<rank>   topic and note of the rank: it has arrived
-    <n>/decided       a counter: who adds to it first may write the outcome, be it a result or an error
+    <n>/decided       a counter: whoever increments it first may write the outcome, a result or an error
     <n>/part/<i>      the result, compressed, in pieces
     <n>/outcome       JSON: the number of pieces, or the error
     <n>/read/<rank>   the rank has read the outcome
 
-Whoever runs out of time settles the meeting with an error, so no rank takes a result that another has given up on. The
-lowest rank deletes the keys when all have read; those of a meeting where a rank is missing stay, so that a late one learns of it.
+A rank that times out settles the meeting with an error, so no rank takes a result that another has given up on. The lowest rank deletes the
+keys once all have read the outcome. If a rank is missing, the keys stay, so that it learns of the outcome when it arrives.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Group:
 
 
 def default_group(ranks: Sequence[int] | None = None) -> Group | None:
-    """``ranks`` (global; default: all) of the default process group; None when this process is alone.
+    """``ranks`` (global; default: all) of the default process group; None if this process is alone.
 
-    Alone: no process group, one rank, or torch's ``fake`` backend, whose other ranks do not exist.
-    Raises OptionError for ranks that the process group does not have, RunError when this rank is not one of them.
+    Alone means no process group, one rank, or torch's ``fake`` backend, whose other ranks do not exist. Raises OptionError for ranks that
+    the process group does not have, RunError if this rank is not among them.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() == "fake":
         return None
@@ -82,7 +82,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 class Meeting:
-    """One agreement of a group, as a context manager; an exception that leaves the block reaches every other rank.
+    """One agreement of a group, as a context manager; an exception that leaves the block is raised on all other ranks too.
 
         with Meeting(group, "share the plan", timeout=300.0) as meeting:
             if meeting.leads:
@@ -92,9 +92,9 @@ class Meeting:
             else:
                 text = meeting.outcome()
 
-    ``topic``: what the ranks do here, as in "rank 1 did not come to <topic>"; ranks that come for different topics are
-    an error. ``brings``: this rank's note. ``timeout``: seconds from entering until this rank gives up; 10 more at most
-    while the others read. Raises RunError, with the same text on all ranks, when ranks are missing or differ in topic.
+    ``topic``: what the ranks do here, as in "rank 1 did not come to <topic>"; different topics are an error. ``brings``: this rank's note.
+    ``timeout``: seconds from entering until this rank gives up, plus at most 10 while the others read. Raises RunError, with the same text
+    on all ranks, if ranks are missing or differ in topic.
     """
 
     def __init__(self, group: Group, topic: str, brings: str = "", timeout: float = TIMEOUT) -> None:
@@ -125,7 +125,7 @@ class Meeting:
                 self._clear()
 
     def everyone(self) -> dict[int, str]:
-        """Waits for all ranks; their notes. For the leader. Raises RunError when ranks are missing or came for another topic."""
+        """Waits for all ranks and returns their notes. Leader only. Raises RunError if ranks are missing or came for another topic."""
         arrivals = [f"from/{rank}" for rank in self._group.ranks]
         self._poll(lambda: self._has("outcome") or self._has(*arrivals), self._deadline)
         if self._has("outcome"):
@@ -139,22 +139,22 @@ class Meeting:
         return {rank: note for rank, (_, note) in came.items()}
 
     def decide(self, text: str = "") -> None:
-        """Gives ``text`` to all ranks. For the leader. Raises RunError when another rank has given up meanwhile."""
+        """Sends ``text`` to all ranks. Leader only. Raises RunError if another rank has given up."""
         self._settle(text)
         self._read()
 
     def refuse(self, error: RunError) -> NoReturn:
-        """Raises ``error`` on all ranks. For the leader."""
+        """Raises ``error`` on all ranks. Leader only."""
         self._refuse(error)
 
     def outcome(self) -> str:
-        """Waits for what the leader decided. Raises RunError with the leader's error, or naming who is missing."""
+        """Waits for the leader's decision. Raises RunError with the leader's error, or naming the missing ranks."""
         if not self._poll(lambda: self._has("outcome"), self._deadline):
             self._settle(error=self._lateness())
         return self._read()
 
     def _settle(self, text: str = "", error: RunError | None = None) -> None:
-        """Writes the outcome unless there is one; a late result is dropped."""
+        """Writes the outcome unless there is one; a result that comes too late is dropped."""
         data = zlib.compress(text.encode(), 1) if error is None else b""
         pieces = [data[i : i + PIECE] for i in range(0, len(data), PIECE)]
         for i, piece in enumerate(pieces):
@@ -179,14 +179,14 @@ class Meeting:
         return zlib.decompress(data).decode()
 
     def _refuse(self, error: RunError | None) -> NoReturn:
-        """Settles with ``error`` (None: it is settled) and raises what was settled: the leader alone settles otherwise."""
+        """Settles with ``error`` (None: already settled) and raises the settled error; only the leader settles with a result."""
         if error is not None:
             self._settle(error=error)
         self._read()
         raise AssertionError("a result was settled behind the leader's back")
 
     def _clear(self) -> None:
-        """Waits until those who came have read; deletes the keys if these are all."""
+        """Waits until the ranks that arrived have read the outcome; deletes the keys if that is all of them."""
         here = set(self._group.ranks) - set(self._absent())
         done = self._poll(lambda: self._has(*(f"read/{rank}" for rank in here)), time.monotonic() + GRACE)
         if done and len(here) == len(self._group.ranks):
@@ -226,9 +226,9 @@ class Meeting:
         return f"the process group's store, as seen by {self._me()}, of {name_ranks(self._group.ranks)}"
 
     def _poll(self, ready: Callable[[], bool], until: float) -> bool:
-        """Asks until ``ready`` or ``until`` (monotonic seconds), at least once; less often when many ranks ask one store.
+        """Polls until ``ready`` or ``until`` (monotonic seconds), at least once; less often if many ranks share the store.
 
-        A pause is a twentieth of what was waited so far: so much longer than need be the wait is at most.
+        Each pause is at most a twentieth of the time waited so far, and so is the delay.
         """
         began, longest = time.monotonic(), 0.05 + 1e-4 * len(self._group.ranks)
         while not ready():

@@ -1,4 +1,4 @@
-"""What ranks tell each other of their arguments and weights before the first collective: fields for ``launch.compare``."""
+"""The fields of arguments and weights that ranks compare before the first collective, for ``launch.compare``."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from fxshard.runtime.ranks.launch import checksum, compare, mesh_ranks
 from fxshard.strategies.engine.user_rules import all_user_rules
 
 SAMPLE = 256
-"""Elements of each parameter and buffer that ranks compare, evenly spread: cheap, and enough to tell other seeds and other files."""
+"""Elements compared of each parameter and buffer, evenly spaced: cheap, and enough to detect other seeds or files."""
 
 Fields = dict[str, str]
 
 
 def rule_fields() -> Fields:
-    """The rules that the user registered, with us or by torch's ``register_sharding``."""
+    """The user's rules, registered with fxshard or with torch's ``register_sharding``."""
     return {f"rule: {op}": said for op, said in all_user_rules().items()}
 
 
 def mesh_fields(device_mesh: DeviceMesh) -> Fields:
-    """Axes, sizes, and which ranks lie along them."""
+    """Axes, sizes, and the ranks along them."""
     return {"mesh": f"{as_mesh(device_mesh)}, ranks {device_mesh.mesh.tolist()}"}
 
 
 def debug_field(chosen: bool) -> Fields:
-    """Ranks that check their collectives need all others to do so."""
+    """Debug mode, which all ranks must use together."""
     return {"debug mode": str(debugging(chosen))}
 
 
 def shape_fields(named: Mapping[str, torch.Tensor]) -> Fields:
-    """Global shape and dtype; the layout too of a DTensor."""
+    """Global shape and dtype; for a DTensor also the layout."""
     layouts = {name: f" {Layout(value.placements)}" for name, value in named.items() if isinstance(value, DTensor)}
     return {f"shape: {name}": f"{tuple(value.shape)} {value.dtype}{layouts.get(name, '')}" for name, value in named.items()}
 
 
 def value_field(name: str, value: torch.Tensor) -> Fields:
-    """A plain tensor is the same on each rank; nothing of a DTensor, whose shards differ."""
+    """A plain tensor must be equal on all ranks; DTensors are skipped, since their shards differ."""
     return {} if isinstance(value, DTensor) else {f"value: {name}": f"checksum {checksum(value)}"}
 
 
 def weight_fields(named: Mapping[str, torch.Tensor]) -> Fields:
-    """A sample of each plain parameter or buffer."""
+    """A checksum of a sample of each plain parameter or buffer."""
     plain = {name: value.detach() for name, value in named.items() if not isinstance(value, DTensor)}
     return {f"weights: {name}": f"checksum {checksum(_sample(value))}" for name, value in plain.items()}
 
 
 def _sample(value: torch.Tensor) -> torch.Tensor:
-    """The first and the last element, and others evenly between them."""
+    """The first and last elements, and others evenly spaced in between."""
     if value.numel() <= SAMPLE or value.is_meta:
         return value
     places = torch.linspace(0, value.numel() - 1, SAMPLE, dtype=torch.float64).long().to(value.device)
@@ -61,19 +61,18 @@ def _sample(value: torch.Tensor) -> torch.Tensor:
 
 
 def draw_seed() -> torch.Tensor:
-    """What a call draws its random numbers from."""
+    """The seed for a call's random numbers."""
     return torch.randint(0, 2**62, (), dtype=torch.int64)
 
 
 class SeedWatch:
-    """Ranks must draw the same seeds: they compare them at the first, second, fourth, eighth ... call, for a generator that
-    was used on one rank alone goes its own way from then on."""
+    """Checks that ranks draw equal seeds at calls 1, 2, 4, 8, ...: a generator that one rank uses alone differs from then on."""
 
     def __init__(self, device_mesh: DeviceMesh, timeout: float) -> None:
         self.ranks, self.timeout, self.calls = mesh_ranks(device_mesh), timeout, 0
 
     def __call__(self, seeds: Sequence[torch.Tensor]) -> None:
-        """Raises RunError on all ranks when it is time to compare and they differ."""
+        """Raises RunError on all ranks if a comparison is due and the seeds differ."""
         self.calls += 1
         if seeds and self.calls & (self.calls - 1) == 0:
             compare({"rng_seed": " ".join(str(int(seed)) for seed in seeds)}, ranks=self.ranks, timeout=self.timeout)

@@ -1,7 +1,7 @@
-"""Debug mode: before each collective is issued, all ranks of the mesh compare which one it is, through the store.
+"""Debug mode: before each collective, all ranks of the mesh check through the store that they issue the same one.
 
-It watches torch's dispatcher, so that it sees what runs, compiled or not. A collective then costs some round trips to the
-store (see docs/faults.md), and the ranks go in step.
+It hooks torch's dispatcher, so it sees what runs, compiled or not. Each collective then costs some round trips to the store (see
+docs/faults.md), and the ranks run in lockstep.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ REMEDY = "build the same program on all ranks (versions, options, files); what a
 
 
 def debugging(chosen: bool = False) -> bool:
-    """Whether to check collectives: where it was ``chosen``, and everywhere with FXSHARD_DEBUG=1."""
+    """Whether to check collectives: if ``chosen``, or if FXSHARD_DEBUG=1."""
     return chosen or os.environ.get("FXSHARD_DEBUG", "0") not in ("", "0")
 
 
 class Checks(TorchDispatchMode):
-    """While it is entered, collectives are compared among ``ranks`` before they are issued, and at the end that none is left out.
+    """While active, ``ranks`` compare each collective before issuing it, and at the end check that none is missing.
 
-    Raises RunError, on all ranks, naming who issues what, and for which node; or naming the ranks that did not come within ``timeout``.
+    Raises RunError on all ranks, which names the differing collectives and their node, or the ranks that did not come within ``timeout``.
     """
 
     def __init__(self, doing: Doing, ranks: Sequence[int], timeout: float) -> None:
@@ -71,7 +71,7 @@ class Checks(TorchDispatchMode):
 
 
 def signature(kind: str, func: Any, args: Sequence[Any]) -> str:
-    """``all_reduce of (4, 8) float32, sum, over tp``: everything that ranks must have in common."""
+    """``all_reduce of (4, 8) float32, sum, over tp``: everything that must be equal on all ranks."""
     given = named_arguments(func, args)
     tensor: torch.Tensor = given.get("input", args[0])
     others = [str(x) for x in args if not isinstance(x, torch.Tensor) and x != given["group_name"]]

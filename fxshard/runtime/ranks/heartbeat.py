@@ -1,13 +1,13 @@
-"""Signs of life: each rank beats in the process group's store and says there what it is doing, so that one can tell who was lost.
+"""Heartbeats: each rank regularly writes its state to the process group's store, so that others can tell which rank was lost.
 
-Under ``fxshard/life/`` of the store, where <n> counts the process groups that this rank has had on it:
+Keys are under ``fxshard/life/``, where <n> counts the process groups that this rank has had on this store:
 
-    starts/<rank>     how many there were: the next <n>; stays for good
-    <n>/<rank>        ``Life`` as JSON, written anew with each beat
-    <n>/fault         what went wrong first, as JSON: all ranks tell the same story
+    starts/<rank>     the number of process groups so far: the next <n>; never deleted
+    <n>/<rank>        ``Life`` as JSON, rewritten with each beat
+    <n>/fault         the first fault, as JSON, so that all ranks report the same one
 
-The thread that beats has a connection of its own, so that a wait in the store does not silence it. A collective costs nothing: what
-was issued is counted by the process group.
+The heartbeat thread has its own connection, so that a blocking wait on the store does not silence it. Collectives cost nothing extra: the
+process group counts those that were issued.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from fxshard.runtime.ranks.agreement import default_group
 PERIOD = 0.5
 """Seconds between beats."""
 LOST = 5
-"""Beats that a living rank does not miss."""
+"""Missed beats after which a rank counts as lost."""
 PATIENCE = 5.0
-"""Seconds that the store has for an answer."""
+"""Seconds to wait for an answer from the store."""
 
 
 @dataclass(frozen=True)
 class Life:
-    """What a rank says of itself.
+    """What a rank reports about itself.
 
-    ``state``: "outside" of what is watched, "inside", "cut off" (a collective of its own failed for another rank's sake),
-    "raised", "ended", or "never seen". ``calls`` and ``issued``: how far it came, in calls and in collectives of the last one.
+    ``state``: "outside" of watched code, "inside", "cut off" (its collective failed because of another rank), "raised", "ended", or "never
+    seen". ``calls`` and ``issued``: its progress, in calls and in collectives of the last call.
     """
 
     beat: int = 0
@@ -59,10 +59,10 @@ class Life:
 
 @dataclass(eq=False)
 class Doing:
-    """What a rank does that others may wait for: ``what``, in words, on ``groups``.
+    """An activity that others may wait for: ``what``, in words, on ``groups``.
 
-    ``names``: its collectives, in the order of issue, made when they are asked for; empty where nobody knows. ``alarm`` is
-    called, in a thread of its own, after each ``limit`` seconds without a new collective.
+    ``names``: its collectives in order of issue, computed on demand; empty if unknown. ``alarm`` is called in its own thread after each
+    ``limit`` seconds without a new collective.
     """
 
     what: str
@@ -93,7 +93,7 @@ class Doing:
 
 
 class Heart:
-    """This rank's beat in one store, and the ears for the others'."""
+    """This rank's heartbeat in one store, and access to that of the other ranks."""
 
     def __init__(self, store: Any, rank: int, period: float = PERIOD) -> None:
         self.store, self.rank, self.period = _connection(store), rank, period
@@ -105,15 +105,15 @@ class Heart:
         self.write()
         self.thread = threading.Thread(target=self._beat, name="fxshard heartbeat", daemon=True)
         self.thread.start()
-        Finalize(None, self.goodbye, exitpriority=0)  # at the end of this process, also where it was started by multiprocessing
+        Finalize(None, self.goodbye, exitpriority=0)  # at process exit, also if multiprocessing started it
 
     def enter(self, doing: Doing) -> Doing | None:
-        """From here on this rank does ``doing``; what it did before, for ``leave``."""
+        """Records that this rank now does ``doing``; returns the previous activity, for ``leave``."""
         before, self.doing = self.doing, doing
         doing.begin()
         self.calls += 1
         failed, self.state = self.state in ("raised", "cut off"), "inside"
-        if failed:  # what it said then is over, and must not stand until the next beat
+        if failed:  # overwrite the old failure now, not at the next beat
             self.tell("inside")
         return before
 
@@ -123,13 +123,13 @@ class Heart:
             self.state = "outside"
 
     def tell(self, state: str, said: str = "") -> None:
-        """Says at once that this rank is in ``state``, and where; keeps quiet where there is no store any more."""
+        """Writes ``state`` and the current place at once; does nothing if the store is gone."""
         self.state, self.said = state, said
         with contextlib.suppress(RuntimeError):
             self.write()
 
     def write(self) -> None:
-        """Raises RuntimeError when the store is gone."""
+        """Raises RuntimeError if the store is gone."""
         with self.lock:
             doing = self.doing
             self.beats += 1
@@ -138,18 +138,18 @@ class Heart:
             self.store.set(f"{self.base}/{self.rank}", json.dumps(asdict(life)))
 
     def lives(self, ranks: Iterable[int]) -> dict[int, Life]:
-        """What ``ranks`` say. Raises RuntimeError when the store is gone."""
+        """The reports of ``ranks``. Raises RuntimeError if the store is gone."""
         return {rank: Life(**json.loads(self.store.get(key))) if self.store.check([key]) else Life() for rank, key in self._keys(ranks)}
 
     def settle(self, fault: str = "") -> str:
-        """The fault that was found first, on whichever rank; ``fault`` if none was so far. Raises RuntimeError when the store is gone."""
+        """The first fault found on any rank; records ``fault`` if there is none. Raises RuntimeError if the store is gone."""
         key = f"{self.base}/fault"
         if fault:
             return self.store.compare_set(key, "", fault).decode()
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def goodbye(self) -> None:
-        """The last word: this process ends, with what error if any."""
+        """The last report: this process ends, with its error if any."""
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         self.stop()
         self.tell("ended", said_of(error) if isinstance(error, Exception) else "")
@@ -165,7 +165,7 @@ class Heart:
         while not self.stopped.wait(self.period):
             try:
                 self.write()
-            except RuntimeError:  # whoever needs the store will say that it is gone
+            except RuntimeError:  # whoever needs the store reports that it is gone
                 return
             doing = self.doing
             now = (self.calls, doing.issued() if doing is not None else 0)
@@ -186,7 +186,7 @@ _HEART: list[tuple[Any, Heart]] = []
 
 
 def heart() -> Heart | None:
-    """This process's heart, started when it is first asked for; None when it is alone. One for each default process group."""
+    """This process's heartbeat, started on first use; None if it is alone. One per default process group."""
     group = default_group()
     if group is None:
         return None
@@ -200,7 +200,7 @@ def heart() -> Heart | None:
 
 
 def _connection(store: Any) -> Any:
-    """A connection of its own, with little patience; the store itself where it has none."""
+    """A separate connection with a short timeout; the store itself if it cannot be cloned."""
     try:
         own = store.clone()
     except (AttributeError, RuntimeError):

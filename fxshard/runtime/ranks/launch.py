@@ -1,7 +1,7 @@
-"""What ranks settle before the first collective: one plan for all, and that nothing they hold differs.
+"""What ranks agree on before the first collective: one plan for all, and equal inputs and settings.
 
-All of it goes over the process group's store (see ``agreement``), with deadlines: a missing rank is named, never waited for
-without end. In a process that is alone nothing is exchanged.
+All communication uses the process group's store (see ``agreement``), with deadlines: a missing rank is named instead of being waited for
+forever. A process that is alone exchanges nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ABSENT = "(none)"
 _GLOBAL = (
     "plain tensors are global values, the same on each rank; pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis='dp')"
 )
-# Causes before what follows from them: the first field that differs gives the error its remedy.
+# Causes before their consequences: the first differing field determines the remedy.
 REMEDIES: Mapping[str, str] = {
     "fxshard": "install the same version of fxshard on all ranks",
     "torch": "install the same version of torch on all ranks",
@@ -47,11 +47,11 @@ REMEDIES: Mapping[str, str] = {
 }
 _OTHERWISE = "make it the same on all ranks"
 MOST = 4
-"""Further differences that an error names."""
+"""Further differences that an error lists."""
 
 
 def versions() -> dict[str, str]:
-    """Fields of ``compare``: what must be installed alike on all ranks."""
+    """Fields of ``compare``: package versions, which must be equal on all ranks."""
     return {"fxshard": importlib.metadata.version("fxshard"), "torch": str(torch.__version__)}
 
 
@@ -74,7 +74,7 @@ def folder_of_one(chosen: str | Path | None, device_mesh: DeviceMesh, name: str)
 
 
 def announce(device_mesh: DeviceMesh, level: int, text: str, *args: Any) -> None:
-    """Logs on the lowest rank of ``device_mesh`` only, for all of them."""
+    """Logs on the lowest rank of ``device_mesh`` only, on behalf of all."""
     if leads(device_mesh):
         log.log(level, text, *args)
 
@@ -90,19 +90,19 @@ def share_plan(
     key: str = "",
     group: Group | None = None,
 ) -> ShardingPlan:
-    """The plan that the lowest of ``ranks`` makes, on all of them: ``make_plan`` is called there only.
+    """Makes a plan on the lowest of ``ranks`` and returns it on all of them; ``make_plan`` is called on that rank only.
 
     Args:
-        make_plan: makes the plan; what it raises is raised unchanged on the rank that plans.
+        make_plan: makes the plan; its exceptions are raised unchanged on the rank that plans.
         ranks: the global ranks that call this (see ``mesh_ranks``); all of the default process group if None.
         timeout: seconds, planning included, from this rank's call until it gives up.
-        key: what the plan is for, such as the graph's hash; all ranks must give the same.
-        group: ranks and their store, in place of the default process group.
+        key: what the plan is for, such as the graph's hash; must be equal on all ranks.
+        group: ranks and their store, instead of the default process group.
 
     Raises:
-        RunError: on every rank but the planning one, at once, with that one's message, when planning fails; on all ranks, naming
-            the missing ones, when ranks do not call this within ``timeout``; when ranks give different keys or call
-            something else here; when the store is gone.
+        RunError: if planning fails: at once, on all other ranks, with the message from the rank that plans. If ranks do not call
+            this within ``timeout``: on all ranks, naming the missing ones. If ranks give different keys or call something else here.
+            If the store is gone.
         OptionError: ``ranks`` are not ranks of the process group.
     """
     group = group or default_group(ranks)
@@ -120,18 +120,18 @@ def share_plan(
 
 
 def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> None:
-    """Checks that all ranks hold the same ``fields``; to be called before the first collective.
+    """Checks that all ranks have equal ``fields``; call it before the first collective.
 
     Args:
-        fields: what must not differ, as text. A name is a kind in ``REMEDIES``, alone or with details after a colon
-            (``"value: args[0]"``), or anything else.
+        fields: texts that must be equal. A name is a kind in ``REMEDIES``, alone or with details after a colon (``"value: args[0]"``),
+            or anything else.
         ranks: the global ranks that call this (see ``mesh_ranks``); all of the default process group if None.
         timeout: seconds from this rank's call until it gives up.
-        group: ranks and their store, in place of the default process group.
+        group: ranks and their store, instead of the default process group.
 
     Raises:
-        RunError: on every rank, with the fields that differ, who holds which value, and the remedy; or naming the
-            ranks that did not come within ``timeout``; or when the store is gone.
+        RunError: on every rank, with the differing fields, each rank's value, and the remedy; or naming the ranks that did not come
+            within ``timeout``; or if the store is gone.
         OptionError: ``ranks`` are not ranks of the process group.
     """
     group = group or default_group(ranks)
@@ -148,7 +148,7 @@ def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, ti
 
 
 def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> str | None:
-    """What the lowest rank that objects says, on all of them; None where none does. Every rank calls this. Errors as ``compare``."""
+    """The objection of the lowest rank that has one, on all ranks; None if none has. Every rank calls this. Errors as in ``compare``."""
     group = group or default_group(ranks)
     if group is None:
         return mine
@@ -161,7 +161,7 @@ def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: 
 
 
 def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
-    """Whether all ranks say the same here; ``what`` they agree on is for errors. Every rank calls this. Errors as ``compare``."""
+    """Whether ``mine`` is equal on all ranks; ``what`` describes it in errors. Every rank calls this. Errors as in ``compare``."""
     group = group or default_group(ranks)
     if group is None:
         return True
@@ -174,7 +174,7 @@ def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout:
 
 
 def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:
-    """The error for ranks whose fields differ, None when they are equal."""
+    """The error for ranks whose fields differ; None if they are equal."""
     names = dict.fromkeys(name for note in notes.values() for name in note)
     held = {name: _holders(notes, name) for name in names}
     differing = sorted((name for name in names if len(held[name]) > 1), key=_order)
@@ -189,7 +189,7 @@ def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:
 
 
 def _holders(notes: Mapping[int, Mapping[str, str]], name: str) -> dict[str, list[int]]:
-    """Each value and the ranks that hold it, in the order of the lowest rank."""
+    """Each value and its ranks, ordered by the lowest rank."""
     held: dict[str, list[int]] = {}
     for rank in sorted(notes):
         held.setdefault(notes[rank].get(name, ABSENT), []).append(rank)
@@ -212,7 +212,7 @@ def _order(name: str) -> int:
 
 
 def _groups(held: Mapping[str, list[int]], most: int = 4) -> str:
-    """``ranks 0-2: a, rank 3: b``, long values cut to where they differ."""
+    """``ranks 0-2: a, rank 3: b``; long values are cut to where they differ."""
     values = list(held)
     same = next((i for i, characters in enumerate(zip(*values, strict=False)) if len(set(characters)) > 1), 0)
     start = max(0, same - 10) if max(map(len, values)) > 60 else 0
@@ -226,10 +226,10 @@ def _excerpt(value: str, start: int, length: int = 60) -> str:
 
 
 def checksum(tensor: torch.Tensor) -> str:
-    """Hexadecimal hash of dtype, shape and every byte: equal for tensors equal bit for bit (so 0.0 and -0.0 differ).
+    """Hexadecimal hash of dtype, shape and every byte: equal for bitwise equal tensors (so 0.0 and -0.0 differ).
 
-    Strides and device do not matter; a tensor on an accelerator is copied to the host. A meta or fake tensor holds no
-    values: dtype and shape alone are hashed. Raises OptionError for a DTensor or a sparse tensor.
+    Strides and device do not matter; a tensor on an accelerator is copied to the host. Meta and fake tensors have no values: only dtype and
+    shape are hashed. Raises OptionError for a DTensor or a sparse tensor.
     """
     if isinstance(tensor, DTensor) or tensor.layout is not torch.strided:
         kind = "a DTensor" if isinstance(tensor, DTensor) else f"a tensor of layout {tensor.layout}"
@@ -241,6 +241,6 @@ def checksum(tensor: torch.Tensor) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """The values in logical order; a copy, as memory that numpy has seen cannot be resized any more, which FSDP does with parameters."""
+    """The values in logical order; a copy, because memory exposed to numpy can no longer be resized, which FSDP does with parameters."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).to("cpu", copy=True)
     return memoryview(flat.view(torch.uint8).numpy())

@@ -1,4 +1,4 @@
-"""What was really issued: collectives as they pass torch's dispatcher, compiled or not, to hold against what was predicted."""
+"""Records the collectives that are really issued, at torch's dispatcher, compiled or not, to compare with the prediction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxshard.runtime.rank_graph.bind import axis_of_group
 from fxshard.runtime.simulate.simulate import Recorded
 
 NAMES = {operator.overloadpacket.__name__: kind for operator, kind in KINDS.items()}
-"""By the operator's name, which Inductor's in-place and out variants extend."""
+"""Kind by operator name; Inductor's in-place and out variants append to it."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def in_order_of_issue(program: ShardedProgram, backends: Mapping[str, str]) -> t
 
 
 def kind_of(func: Any) -> str | None:
-    """What an operator is called as a collective; None for one that is none."""
+    """The kind of a collective operator; None for other operators."""
     if getattr(func, "namespace", None) != "_c10d_functional":
         return None
     return NAMES.get(func.overloadpacket.__name__.removesuffix("_out").removesuffix("_"))

@@ -1,8 +1,8 @@
-"""The watchdog: where another rank raises, is killed or stalls, this one raises an error that names it, within ``timeout``.
+"""The watchdog: if another rank raises, is killed or stalls, this one raises an error that names it, within ``timeout``.
 
-The wait itself is ended by the backend: while a program runs, its process groups have a timeout a little shorter than the
-user's (and a connection to a dead process closes at once). What the backend then says names an address at best; who is to
-blame is read from the signs of life in the store (see ``heartbeat``). The first that finds out settles it for all ranks.
+The backend ends the wait itself: while a program runs, its process groups have a timeout a little shorter than the user's (and a connection
+to a dead process closes at once). The backend's error names an address at best; the heartbeats in the store tell which rank is to blame
+(see ``heartbeat``). The first rank that finds out records it for all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fxshard.runtime.ranks.heartbeat import LOST, Doing, Heart, Life, heart, sai
 from fxshard.runtime.ranks.launch import mesh_ranks
 
 GRACE = 10.0
-"""Seconds that a rank has to come back after its process groups were aborted."""
+"""Seconds that a rank has to return after its process groups were aborted."""
 FORWARD, BACKWARD = "forward", "backward"
 REMEDIES: Mapping[str, str] = {
     "raised": "see the traceback in the output of that rank",
@@ -48,7 +48,7 @@ REMEDIES: Mapping[str, str] = {
 
 
 class Watchdog:
-    """Runs the halves of one program on this rank."""
+    """Runs the forward and backward of one program on this rank."""
 
     def __init__(self, bound: BoundProgram, timeout: float = TIMEOUT, debug: bool = False) -> None:
         self.heart, self.timeout, self.debug = heart() if bound.groups else None, timeout, debugging(debug)
@@ -62,9 +62,9 @@ class Watchdog:
         self.doing = {part: _doing(bound, part, groups, timeout + GRACE, alarm) for part in (FORWARD, BACKWARD)}
 
     def run(self, part: str, function: Callable[[Any], Any], inputs: Any) -> Any:
-        """``function(inputs)`` as one half of the program.
+        """Runs ``function(inputs)`` as one half of the program.
 
-        Raises RunError naming the rank to blame where another rank was lost; what ``function`` raises itself stays as it is.
+        If another rank was lost, raises RunError that names the rank to blame; other exceptions of ``function`` pass unchanged.
         """
         if self.heart is None:
             return function(inputs)
@@ -76,7 +76,7 @@ class Watchdog:
 
 @dataclass(frozen=True)
 class Limit:
-    """How long a collective of ``backend`` waits: ``ours`` while we run, ``usual`` otherwise."""
+    """The timeouts of a collective on ``backend``: ``ours`` while a program runs, ``usual`` otherwise."""
 
     backend: Any
     ours: timedelta
@@ -84,12 +84,12 @@ class Limit:
 
 
 def waits_for(timeout: float, period: float) -> float:
-    """Seconds that a collective waits, so that there is time left to find out why within ``timeout``."""
+    """Seconds that a collective may wait, leaving enough of ``timeout`` to find the cause."""
     return max(timeout / 2, timeout - (LOST + 2) * period)
 
 
 def watched(heart: Heart, doing: Doing, limits: Sequence[Limit], ranks: Sequence[int], function: Callable[[Any], Any], inputs: Any) -> Any:
-    """``function(inputs)``, while other ranks can see that this one does ``doing``; raises as ``Watchdog.run``."""
+    """Runs ``function(inputs)`` while other ranks can see that this one does ``doing``; raises as ``Watchdog.run``."""
     before = heart.enter(doing)
     for limit in limits:
         limit.backend.set_timeout(limit.ours)
@@ -116,13 +116,13 @@ def _checked(function: Callable[[Any], Any], doing: Doing, ranks: Sequence[int],
 
 @contextlib.contextmanager
 def watching(what: str, group: dist.ProcessGroup | None = None, timeout: float = TIMEOUT) -> Iterator[None]:
-    """While the block runs, a rank of ``group`` (default: all) that is lost is an error on the others, as it is in a program.
+    """While the block runs, a lost rank of ``group`` (default: all) is an error on the others, as in a program.
 
         with watching("save the checkpoint"):
             torch.distributed.checkpoint.save(state, checkpoint_id=folder)
 
-    ``what``: what the ranks do here, for the message. ``timeout``: seconds that a collective of ``group`` may wait. Every
-    rank of the group enters the block. Raises RunError naming the rank; the block's own errors stay as they are.
+    ``what``: what the ranks do here, for the message. ``timeout``: seconds that a collective of ``group`` may wait. Every rank of the group
+    enters the block. Raises RunError that names the rank; the block's own exceptions pass unchanged.
     """
     own = heart()
     if own is None:
@@ -169,7 +169,7 @@ def _name(collective: ProgramCollective, issued: str) -> str:
 
 
 def _explained(heart: Heart, doing: Doing, ranks: Sequence[int], error: BaseException) -> RunError | None:
-    """The error to raise where ``error`` is another rank's doing, told to the others in any case."""
+    """Reports ``error`` to the other ranks; returns the error to raise if another rank caused it."""
     if isinstance(error, FxshardError) or not is_lost_connection(error):
         if heart.state != "cut off":
             heart.tell("raised", said_of(error))
@@ -179,7 +179,7 @@ def _explained(heart: Heart, doing: Doing, ranks: Sequence[int], error: BaseExce
 
 
 def _in_time(find: Callable[[], RunError]) -> RunError:
-    """``find()``; a SIGTERM meanwhile waits until the error is on stderr: torchrun ends all ranks as soon as one has failed."""
+    """Calls ``find()`` and delays a SIGTERM until its error is on stderr: torchrun kills all ranks as soon as one has failed."""
     came: list[int] = []
     usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
     if usual:
@@ -196,7 +196,7 @@ def _in_time(find: Callable[[], RunError]) -> RunError:
 
 
 def fault_of(heart: Heart, doing: Doing, ranks: Sequence[int]) -> RunError:
-    """Who is to blame that this rank cannot go on in ``doing``; takes as long as a living rank may be silent."""
+    """The error that says who is to blame for ending ``doing``; takes as long as a living rank may be silent."""
     me, place = name_ranks([heart.rank]), doing.place()
     try:
         found = heart.settle() or heart.settle(json.dumps(blame(heart, ranks)))
@@ -208,7 +208,7 @@ def fault_of(heart: Heart, doing: Doing, ranks: Sequence[int]) -> RunError:
 
 
 def blame(heart: Heart, ranks: Sequence[int]) -> dict[str, str]:
-    """What is wrong, seen from a rank that was cut off: kind (of ``REMEDIES``), what, where. Raises RuntimeError without a store."""
+    """The fault as seen from a rank that was cut off: kind (of ``REMEDIES``), what, where. Raises RuntimeError without a store."""
     others = [rank for rank in ranks if rank != heart.rank]
     first, started = heart.lives(others), time.monotonic()
     while True:
@@ -226,7 +226,7 @@ def blame(heart: Heart, ranks: Sequence[int]) -> dict[str, str]:
 
 
 def _quiet(heart: Heart, lives: Mapping[int, Life], silent: Mapping[int, Life]) -> dict[str, str]:
-    """No rank says that it failed: those that say nothing, else those that are the least far."""
+    """The verdict if no rank reports a failure: blames silent ranks, else those with the least progress."""
     if silent:
         return _verdict("silent", silent)
     coming = {rank: life for rank, life in lives.items() if life.state != "cut off"}
@@ -251,14 +251,14 @@ def _verdict(kind: str, lives: Mapping[int, Life]) -> dict[str, str]:
 
 
 def _release(heart: Heart, ranks: Sequence[int], doing: Doing) -> None:
-    """Gets a rank out of a collective that its backend does not end: aborts the groups; ends the process if that does not help."""
+    """Frees a rank from a collective that its backend does not end: aborts the groups; ends the process if that does not help."""
     seen = heart.calls, doing.issued()
     try:
         lost = blame(heart, ranks)["kind"] in ("raised", "silent")
     except RuntimeError:
         lost = True  # no store
     if not lost:
-        return  # a long computation of this rank's own, for all that one can tell
+        return  # as far as one can tell, a long computation on this rank
     error = fault_of(heart, doing, ranks)
     for group in doing.groups:
         with contextlib.suppress(RuntimeError):

@@ -1,7 +1,6 @@
 """Raise the bound and collect plans: sweeps at fixed memory prices, and the search for the prices.
 
-Without memory it is TRW-S alone. One memory row needs one multiplier, found by the secant through two plans, one that
-fits and one that does not. Several rows: the volume algorithm.
+Without memory it is TRW-S alone. Rows have multipliers, found by cutting planes (`cutting_planes`).
 """
 
 from __future__ import annotations
@@ -27,24 +26,8 @@ State = tuple[tuple[FloatArray, ...], FloatArray]
 """What the sweeper holds, and the multipliers of its costs."""
 
 MAX_PAIRS = 120
-SECANT_STEPS = 12
-VOLUME_STEPS = 600
-VOLUME_PAIRS = 3
-PLAN_STEPS = 8
-"""Pairs of sweeps at each new set of several prices, and after how many of these what is decoded is repaired and polished."""
-
-AVERAGING = 0.1
-"""Weight of the latest plan in the average of the volume algorithm."""
-
-FIRST_RISE = 0.03
-LAST_RISE = 3e-4
-"""What the volume algorithm aims to gain in a step at first, and when it ends, in parts of the bound."""
-
 NEARBY = 0.01
 """What the first reach of the bundle would gain where the multipliers are known of a problem that is nearly the same."""
-
-PATIENCE = 10
-"""Steps that may gain little before the aim is halved."""
 
 STALL = 0.01
 """Sweeps end when four pairs together raise the bound by less than this part of the gap, unless told otherwise."""
@@ -98,15 +81,8 @@ class Ascent:
     def run(self) -> None:
         """Raise the bound as far as it is cheap; afterwards the sweeper stands after a sweep against node order."""
         plan = self.settle()
-        rows = len(self.model.limits)
-        if rows and plan is not None and not self.done:
-            if rows == 1 and not self.model.transfers:
-                self._secant(plan)
-            else:
-                self.bundle.run(plan)
-                blind = np.isinf(self.cutoff) and len(self.model.transfers) > 0  # whether any plan fits is found out next
-                if self.bundle.loose and not blind and rows > 1:
-                    self._volume(self.best_multipliers)
+        if len(self.model.limits) and plan is not None and not self.done:
+            self.bundle.run(plan)
             self.set_prices(self.best_multipliers)
             self.settle(8)
 
@@ -243,89 +219,7 @@ class Ascent:
         """(rows,) what choices use beyond each limit."""
         return self.model.usage(plan) - self.model.limits
 
-    def _secant(self, plan: IntArray) -> None:
-        """Find the price at which a plan that fits and one that does not cost the same."""
-        over: tuple[float, float] | None = None
-        under: tuple[float, float] | None = None
-        for _ in range(SECANT_STEPS):
-            if self.done:
-                return
-            point = (self.model.linear(plan), float(self.excess(plan)[0]))
-            over, under = (point, under) if point[1] > 0 else (over, point)
-            if under is None and (fitting := self._try(plan)) is not None and self.excess(fitting)[0] <= 0:
-                under = (self.model.linear(fitting), float(self.excess(fitting)[0]))
-            price = _next_price(over, under, float(self.multipliers[0]))
-            if price is None:
-                return
-            before = float(self.multipliers[0])
-            self.set_prices(np.asarray([price]))
-            if self.multipliers[0] == before:
-                return
-            found = self.settle()
-            if found is None:
-                return
-            cost, excess = self.model.linear(found), float(self.excess(found)[0])
-            if (cost, excess) in (over, under):
-                return
-            plan = found
-
-    def _volume(self, centre: FloatArray) -> None:
-        """Steps from the best multipliers along the average excess of what is decoded there, as long as a *rise* in reach is worth it.
-
-        The volume algorithm (Barahona and Anbil 2000): an average over many plans comes close to the excess of a relaxed one,
-        where the excess of the last plan points from one corner to the next.
-        """
-        self.set_prices(centre)
-        plan = self._fresh_plan()
-        if plan is None:
-            return
-        average, dearest = self.excess(plan), self.dearest
-        value = self.bound
-        rise, since = FIRST_RISE * self.scale(value) + 1, 0
-        for step in range(VOLUME_STEPS):
-            if self.done or rise < LAST_RISE * self.scale(value):
-                return
-            stuck = ((centre <= 0) & (average < 0)) | ((centre >= dearest) & (average > 0))
-            direction = np.where(stuck, 0.0, average)
-            norm = float(direction @ direction)
-            if norm == 0.0:
-                return
-            self.set_prices(centre + direction * (min(rise, self.cutoff - value) / norm))
-            bound = max(self.pair() for _ in range(VOLUME_PAIRS))
-            self._record(bound)
-            plan = self._decode(0)
-            if plan is not None:
-                average += AVERAGING * (self.excess(plan) - average)
-            gain = bound - value
-            if gain > 0:
-                centre, value = self.multipliers, bound
-            since = 0 if gain > rise / 20 else since + 1
-            if gain > rise / 2:
-                rise *= 1.5
-            if since >= PATIENCE:
-                rise, since = rise / 2, 0
-            if plan is not None and step % PLAN_STEPS == 0:
-                self._try(plan)
-
-    def _fresh_plan(self) -> IntArray | None:
-        """Choices decoded after more sweeps where the first ones leave a node without any."""
-        for _ in range(PATIENCE):
-            plan = self._decode(0)
-            if plan is not None or self.done:
-                return plan
-            self._record(self.pair())
-        return None
-
 
 def stalled(history: list[float], gap: float, part: float) -> bool:
     """Whether the last four pairs of sweeps together raised the bound by no more than this part of a gap."""
     return len(history) > 4 and history[-1] - history[-5] <= part * gap
-
-
-def _next_price(over: tuple[float, float] | None, under: tuple[float, float] | None, price: float) -> float | None:
-    """Where the lines cost + price * excess of two plans meet; None where there is nothing to balance."""
-    if over is None:
-        return None if price == 0.0 else price / 4
-    if under is None:
-        return price * 4 if price else max(1.0, abs(over[0])) / over[1]
-    return max(0.0, (under[0] - over[0]) / (over[1] - under[1]))

@@ -81,7 +81,7 @@ class Lagrangian(Protocol):
 
 
 class Bundle:
-    """The planes of the plans that message passing met. `loose`: whether they end at a bound that no plan meets.
+    """The planes of the plans that message passing met.
 
     least: predicted gain that ends the search, in parts of what bounds differ by. rise: what the first step may promise, in parts
     of the bound.
@@ -89,7 +89,6 @@ class Bundle:
 
     def __init__(self, ascent: Lagrangian, planes: Sequence[Plane] = (), least: float = LEAST_RISE, rise: float = FIRST_RISE) -> None:
         self.ascent, self._rise = ascent, rise
-        self.loose = False
         self.planes = list(planes)
         self._least_part = least
 
@@ -122,7 +121,6 @@ class Bundle:
                 reach *= SHRINKS
             if bound > value:
                 centre, value = ascent.multipliers, bound
-        self.loose = bool(self._low(centre, value))
 
     def _least(self, value: float) -> float:
         """What is not worth another step: rounding takes as much."""

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout.layouts import REDUCE_OPS, chunk, chunk_lengths
+from fxshard.layout.layouts import REDUCE_OPS, chunk
 from fxshard.strategies.engine.conversion import has_reduction, identity, is_inexact
 
 CLOSE = 1e-8
@@ -179,8 +179,3 @@ def close(piece: torch.Tensor, part: torch.Tensor, limit: float = CLOSE, whole: 
     limit = max(limit, tolerance([piece]))
     size = _greatest(part if whole is None else whole)
     return bool(torch.allclose(piece, part, rtol=limit, atol=max(limit * size, rounds), equal_nan=True))
-
-
-def is_uneven(size: int, ranks: int) -> bool:
-    """Whether some rank holds fewer elements than another."""
-    return len(set(chunk_lengths(size, ranks))) > 1

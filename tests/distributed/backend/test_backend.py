@@ -119,7 +119,7 @@ def mlp_inductor() -> None:
 
 
 def llama_inductor() -> None:
-    model, tokens, targets = Llama.small(), torch.randint(0, 256, (4, 16)), torch.randint(0, 256, (4, 16))
+    model, tokens, targets = Llama.small(layers=1), torch.randint(0, 256, (4, 16)), torch.randint(0, 256, (4, 16))
     train_both(model, sharded(model, compiler="inductor"), copy.deepcopy(model), lambda m: m(tokens, targets))
 
 
@@ -289,7 +289,7 @@ def graph_break_dtensor() -> None:
 
 def llama_dtensor() -> None:
     """Megatron's layouts; Dynamo's DTensor propagation needs implicit replication and an attention that DTensor knows."""
-    model, tokens = Llama.small(), torch.randint(0, 256, (4, 16))
+    model, tokens = Llama.small(layers=1), torch.randint(0, 256, (4, 16))
     reference = copy.deepcopy(model)
     rows, columns = ("wq", "wk", "wv", "w1", "w3"), ("wo", "w2")
     layout = lambda name: Shard(0) if name.split(".")[-2] in rows else Shard(1) if name.split(".")[-2] in columns else Replicate()  # noqa: E731

@@ -204,7 +204,7 @@ def dumps() -> None:
     dist.barrier()
     assert sorted(p.name for p in folder.iterdir()) == ["0", "branch0"]
     names = ["trace", "annotate", "constrain", "formulate", "choose", "verify", "lower"]
-    names += ["share", "schedule", "chunk", "bucket", "bind", "partition", "merge", "expand_draws", "compile"]
+    names += ["schedule", "chunk", "bucket", "bind", "partition", "merge", "expand_draws", "compile"]
     for program in ("00_train", "01_eval"):
         assert sorted(p.name for p in (folder / "0" / program).iterdir()) == [f"{i:02d}_{n}.txt" for i, n in enumerate(names)]
     assert "\nbackward\n" in (folder / "0" / "00_train" / "12_partition.txt").read_text()

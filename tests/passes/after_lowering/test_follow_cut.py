@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fxshard.graph.planning_graph import operands
-from fxshard.passes.after_lowering.follow_cut import NOBODY, Cut, made, read
+from fxshard.passes.after_lowering.follow_cut import UNREAD, Cut, made, read
 
 aten, einsum = torch.ops.aten, torch.ops.fxshard.einsum.default
 
@@ -67,7 +67,7 @@ def check(node: fx.Node) -> int:
             here = (cut.labels == piece).nonzero().flatten()
             assert torch.equal(result.index_select(dim, here), node.meta["val"].index_select(dim, here))
         back = made(node, {o: c for o, c in zip(operands(node), reads, strict=True) if c is not None})
-        whole = all(c is None or not bool((c.labels == NOBODY).any()) for c in reads)
+        whole = all(c is None or not bool((c.labels == UNREAD).any()) for c in reads)
         if whole and node.target is not aten.constant_pad_nd.default:
             assert back is not None and back.same(cut)
     return found

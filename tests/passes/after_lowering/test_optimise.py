@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("names", [("share",), ("schedule",), ("chunk",), ("bucket",), tuple(OPTIMISATIONS)])
+@pytest.mark.parametrize("names", [("schedule",), ("chunk",), ("bucket",), tuple(OPTIMISATIONS)])
 def test_numbers_and_bytes_stay(names: tuple[str, ...], mesh: str) -> None:
     model, args = network(), (torch.randn(5, 6, dtype=torch.float64),)
     graph = trace(model, args)
@@ -43,9 +42,8 @@ def test_numbers_and_bytes_stay(names: tuple[str, ...], mesh: str) -> None:
             program = OPTIMISATIONS[name](program)
             verify_program(program)
         assert differences(program, model, args, {}) < 1e-12
-        if "share" not in names:
-            assert traffic(program) == traffic(before)
-            assert Counter(p for c in program.collectives for p in c.serves) == Counter(p for c in before.collectives for p in c.serves)
+        assert traffic(program) == traffic(before)
+        assert Counter(p for c in program.collectives for p in c.serves) == Counter(p for c in before.collectives for p in c.serves)
 
 
 def data_parallel(hardware: str = "h100") -> ShardedProgram:
@@ -65,23 +63,6 @@ def test_gradients_of_biases_share_one_all_reduce() -> None:
     assert len(joined.collectives) == 1
     assert joined.collectives[0].bytes == sum(c.bytes for c in program.collectives)
     assert len(joined.collectives[0].serves) == 8
-
-
-def test_one_that_nobody_reads_stays_for_the_readers_of_its_repetition() -> None:
-    """Each all-reduce twice, the first of them unread: the second goes, and the first gets its readers."""
-    program = data_parallel("cpu")
-    (module,) = program.modules.values()
-    for node in [n for n in module.graph.nodes if is_collective(n)]:
-        (wait,) = node.users
-        with module.graph.inserting_after(wait):
-            again = module.graph.node_copy(node)
-        with module.graph.inserting_after(again):
-            wait_again = module.graph.node_copy(wait, lambda _, again=again: again)
-        wait.replace_all_uses_with(wait_again)
-    twice = replace(program, collectives=tuple(c for c in program.collectives for _ in range(2)))
-    shared = OPTIMISATIONS["share"](twice)
-    verify_program(shared)
-    assert [c.kind for c in shared.collectives] == [c.kind for c in program.collectives]
 
 
 def test_large_ones_stay_alone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxshard
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
-from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values, sizes_of_call
 from fxshard.shapes import dynamic_dims
@@ -65,18 +65,17 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 ASKED = ("prod", "cumulative")
 """Of which torch's derivative asks, in C++, whether there is one element alone: a guard."""
-SLOW = ("attention of a batch", "attention over a length", "convolution")
+SLOW = ("attention of a batch", "attention over a length", "convolution", "amin", "all", "cumulative maximum", "cumulative product")
 MESHES = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2})
 
 
-@cache
-def lowered(name: str, mesh: int, seed: int) -> tuple[nn.Module, ShardedProgram]:
+@lru_cache(maxsize=1)
+def traced(name: str) -> tuple[nn.Module, PlanningGraph]:
     torch.manual_seed(0)
     make, shape = CASES[name]
     model, args = make(), (rows(7, *shape).requires_grad_(),)
     dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, args, {}, ({0: "n"},)))
-    graph = trace(model, args, dynamic=dims)
-    return model, lower_plan(graph, random_graph_plan(annotate(graph, Mesh(MESHES[mesh])), seed))
+    return model, trace(model, args, dynamic=dims)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES])
@@ -84,7 +83,9 @@ def lowered(name: str, mesh: int, seed: int) -> tuple[nn.Module, ShardedProgram]
 @given(st.data())
 def test_every_size(name: str, data: st.DataObject) -> None:
     """What torch's kernels ask of a shard, whether it has elements, changes nothing of what they give: it is no guard."""
-    model, program = lowered(name, data.draw(st.sampled_from(range(len(MESHES)))), data.draw(st.integers(0, 2)))
+    model, graph = traced(name)
+    annotated = annotate(graph, Mesh(data.draw(st.sampled_from(MESHES))))
+    program = lower_plan(graph, random_graph_plan(annotated, data.draw(st.integers(0, 2))))
     for size in (1, data.draw(st.integers(2, 13))):
         args = (rows(size, *CASES[name][1]).requires_grad_(),)
         sizes = sizes_of_call(program, args, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from tests.reference_shards import coordinates, shard
 L = Layout.parse
 
 
+@cache
 def mlp(batch: int, hidden: int) -> PlanningGraph:
     return trace(nn.Sequential(nn.Linear(8, hidden), nn.GELU(), nn.Linear(hidden, 8)), (torch.ones(batch, 8),))
 

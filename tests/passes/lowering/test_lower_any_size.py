@@ -31,7 +31,7 @@ from fxshard.testing.random_plan import random_graph_plan
 MESHES = [{"a": 2}, {"a": 2, "b": 2}, {"a": 3}]
 
 
-@pytest.mark.parametrize("name, mesh", [*(("perceptron", mesh) for mesh in MESHES), ("llama", MESHES[1])], ids=str)
+@pytest.mark.parametrize("name, mesh", [*(("perceptron", mesh) for mesh in MESHES), ("one layer", MESHES[1])], ids=str)
 def test_even_sizes_as_lowered_there(name: str, mesh: dict[str, int]) -> None:
     """Node by node, with every collective's bytes, for plans of several kinds."""
     _, graph = traced(name, 12, 12)
@@ -72,12 +72,16 @@ def equal_there(program: ShardedProgram, name: str, model: torch.nn.Module, batc
     return True
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 1000), st.integers(1, 13), st.integers(1, 13))
-def test_uneven_sizes_equal_one_device(seed: int, batch: int, seq: int) -> None:
+@pytest.mark.parametrize("examples", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_uneven_sizes_equal_one_device(examples: int) -> None:
     model, graph = traced("perceptron", 7, 9, uneven=True)
-    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2, "b": 2})), seed))
-    assert equal_there(program, "perceptron", model, batch, seq)
+    annotated = annotate(graph, fxshard.Mesh({"a": 2, "b": 2}))
+
+    def check(seed: int, batch: int, seq: int) -> None:
+        assert equal_there(lower_plan(graph, random_graph_plan(annotated, seed)), "perceptron", model, batch, seq)
+
+    cases = given(st.integers(0, 1000), st.integers(1, 13), st.integers(1, 13))(check)
+    settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])(cases)()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -87,13 +91,14 @@ def test_pieces_within_pieces_of_unequal_lengths(seed: int) -> None:
     assert all(equal_there(program, "flattened", model, *sizes) for sizes in ((7, 7), (7, 5), (9, 11), (1, 3), (1, 1)))
 
 
-def test_one_program_serves_every_size() -> None:
+@pytest.mark.parametrize("name", ["one layer", pytest.param("llama", marks=pytest.mark.slow)])
+def test_one_program_serves_every_size(name: str) -> None:
     """Of one row, of which the second rank holds none, too."""
-    model, graph = traced("llama", 5, 7, uneven=True)
+    model, graph = traced(name, 5, 7, uneven=True)
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 1))
     assert len(program.modules) == 1  # of all ranks
     assert not program.guards
-    assert all(equal_there(program, "llama", model, *sizes) for sizes in ((5, 7), (4, 8), (3, 11), (1, 8), (8, 1), (1, 1)))
+    assert all(equal_there(program, name, model, *sizes) for sizes in ((5, 7), (4, 8), (3, 11), (1, 8), (8, 1), (1, 1)))
 
 
 def test_of_even_programs_odd_sizes_are_refused_by_name() -> None:
@@ -132,14 +137,14 @@ def test_what_a_pass_takes_for_granted_is_a_guard(monkeypatch: pytest.MonkeyPatc
     plan = random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0)
     assert lower_plan(graph, plan).refuses({"batch": 2}) is None
     _, graph = traced("perceptron", 6, 1, uneven=True)
-    monkeypatch.setitem(optimise.OPTIMISATIONS, "share", asks)
+    monkeypatch.setitem(optimise.OPTIMISATIONS, "schedule", asks)
     program = lower_plan(graph, plan)
     assert [guard.condition for guard in program.guards] == ["batch > 3"] and program.refuses({"batch": 4}) is None
     assert "batch > 3" in (program.refuses({"batch": 2}) or "")
 
 
 def test_passes_that_cut_by_numbers_are_left_out_and_say_so() -> None:
-    _, graph = traced("llama", 4, 8)
+    _, graph = traced("one layer", 4, 8)
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0))
     left = {effect.name: effect.left_out for effect in program.effects}
     assert "sizes are symbols" in (left["chunk"] or "")

@@ -15,7 +15,7 @@ from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.memory.saved_for_backward import Modes
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.planning.choose import Decision, _chosen, write_plan
+from fxshard.passes.planning.choose import Decision, _decision, write_plan
 from fxshard.passes.planning.constrain import constraints_of
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.trace.trace import trace
@@ -49,7 +49,7 @@ def test_on_one_device_by_all_choices_of_blocks(widths: tuple[int, ...]) -> None
     graph = trace(Model(widths), (torch.randn(128, 16),))
     annotated = annotate(graph, ALONE)
     formulation = formulate(annotated, constraints_of(graph, ALONE))
-    decision, peaks = _chosen(graph, formulation, formulation.start), []
+    decision, peaks = _decision(graph, formulation, formulation.start), []
     blocks = Modes(graph).blocks
     assert len(blocks) > 1
     for count in range(len(blocks) + 1):

@@ -15,7 +15,7 @@ from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.memory.saved_for_backward import Modes
 from fxshard.passes.pipeline import Request, plan_graph
-from fxshard.passes.planning.choose import _chosen, write_plan
+from fxshard.passes.planning.choose import _decision, write_plan
 from fxshard.passes.planning.constrain import constraints_of
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.trace.trace import trace
@@ -93,7 +93,7 @@ def test_any_choice_costs_and_holds_what_its_plan_does(mesh: Mesh) -> None:
     for seed in range(8):
         choices = random_choices(formulation, seed)
         cost, peak = formulation.problem.evaluate(choices), formulation.problem.peak(choices)
-        decision = _chosen(GRAPH, formulation, choices)
+        decision = _decision(GRAPH, formulation, choices)
         plan = write_plan(annotated, decision, formulation.price, formulation.unit)
         assert plan.objective == pytest.approx(cost, rel=1e-9)
         assert sum(plan.memory.values()) <= peak
@@ -140,6 +140,9 @@ def test_what_is_made_again_is_there_from_then_on() -> None:
         for node in block.nodes:
             readers = modes.times.readers.get(node, ())
             if readers and all(r in block.nodes and not modes.times.is_view(r) for r in readers):
-                assert modes.redone_span(node) == (modes.times.recomputed_at[node], max(modes.times.recomputed_at[r] for r in readers) + 1)
+                assert modes.recomputed_span(node) == (
+                    modes.times.recomputed_at[node],
+                    max(modes.times.recomputed_at[r] for r in readers) + 1,
+                )
                 found += 1
     assert found

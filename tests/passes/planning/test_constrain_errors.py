@@ -108,7 +108,7 @@ def test_layouts_that_cannot_be_had() -> None:
     assert "constrained.py" in wrong(ConstraintError, r"pins\['silu'\]='RP'", "can give", pins={"silu": "RP"}).where
 
 
-def contradiction(**request: Any) -> set[str]:
+def minimal_conflict(**request: Any) -> set[str]:
     error = wrong(ConstraintError, "cannot hold together: ", "remove or change one", **request)
     return set(error.what.split("together: ")[1].split("; "))
 
@@ -117,26 +117,26 @@ def test_contradictions_name_a_smallest_set_of_the_users_own() -> None:
     """What has no part in it is not named."""
     beside = {"down.*": "RR", "silu": "S(0)R"}
     twice = {"up.weight": "S(0)R", "up.*ght": "S(1)R"}
-    assert contradiction(pins=twice | beside) == {"pins['up.weight']='S(0)R'", "pins['up.*ght']='S(1)R'"}
+    assert minimal_conflict(pins=twice | beside) == {"pins['up.weight']='S(0)R'", "pins['up.*ght']='S(1)R'"}
     tied = {"head.weight": "RS(0)", "embed.weight": "RS(1)"}
-    assert contradiction(pins=tied | beside) == {"pins['head.weight']='RS(0)'", "pins['embed.weight']='RS(1)'"}
+    assert minimal_conflict(pins=tied | beside) == {"pins['head.weight']='RS(0)'", "pins['embed.weight']='RS(1)'"}
     named = {"pins['args[0]']='RR'", "input_layouts[args[0]]='S(0)R'"}
-    assert contradiction(pins={"args[0]": "RR", **beside}, input_layouts=["S(0)R", None], output_layouts="RR") == named
+    assert minimal_conflict(pins={"args[0]": "RR", **beside}, input_layouts=["S(0)R", None], output_layouts="RR") == named
     both = "pins['*up.bias']={dp: S(0)}", "pins['up.b*']={dp: R}"
-    assert contradiction(pins={"*up.bias": {"dp": Shard(0)}, "up.b*": {"dp": Replicate()}, "down.bias": "RR"}) == set(both)
+    assert minimal_conflict(pins={"*up.bias": {"dp": Shard(0)}, "up.b*": {"dp": Replicate()}, "down.bias": "RR"}) == set(both)
 
 
 def test_contradictions_across_nodes() -> None:
     """A tangent lies as its output: the pin on the one and the layout of the other meet only there."""
     tangent = graph().inputs_of("tangent")[0].node
     pins = {tangent: "S(0)R", "up.weight": "S(0)R"}
-    assert contradiction(pins=pins, output_layouts=["RR", None]) == {f"pins['{tangent}']='S(0)R'", "output_layouts[outputs[0]]='RR'"}
+    assert minimal_conflict(pins=pins, output_layouts=["RR", None]) == {f"pins['{tangent}']='S(0)R'", "output_layouts[outputs[0]]='RR'"}
 
 
 def test_looking_for_a_smallest_set_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try has what is left of the time, and then there are no more: what is named is larger, and contradicts itself."""
     given: list[float] = []
-    real, named, clock = choose.solve_within, choose.contradiction, itertools.count()
+    real, named, clock = choose.solve_within, choose.minimal_conflict, itertools.count()
 
     def watched(problem: Any, budget: Budget) -> Any:
         given.append(budget.time_limit or 0.0)
@@ -147,10 +147,10 @@ def test_looking_for_a_smallest_set_ends_in_time(monkeypatch: pytest.MonkeyPatch
         return named(*asked[:-1], 2.5)
 
     monkeypatch.setattr(choose, "solve_within", watched)
-    monkeypatch.setattr(choose, "contradiction", in_clock)
+    monkeypatch.setattr(choose, "minimal_conflict", in_clock)
     monkeypatch.setattr(choose, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     tangent = graph().inputs_of("tangent")[0].node
-    said = contradiction(pins={tangent: "S(0)R", "up.weight": "S(0)R", "silu": "S(0)R"}, output_layouts=["RR", None], time_limit=60)
+    said = minimal_conflict(pins={tangent: "S(0)R", "up.weight": "S(0)R", "silu": "S(0)R"}, output_layouts=["RR", None], time_limit=60)
     assert said > {f"pins['{tangent}']='S(0)R'", "output_layouts[outputs[0]]='RR'"}
     assert given == [1.5, 0.5]
 
@@ -159,9 +159,9 @@ def test_contradictions_with_a_plan_name_its_node() -> None:
     free = planned(PAIR)
     nodes = tuple(dataclasses.replace(n, spec=OpSpec((), (L("R"),))) for n in free.nodes if n.name == "args_1")
     partial = ShardingPlan(PAIR, True, "", nodes, partial=True)
-    said = contradiction(mesh=PAIR, pins=partial, input_layouts=[None, "S(0)"])
+    said = minimal_conflict(mesh=PAIR, pins=partial, input_layouts=[None, "S(0)"])
     assert said == {"args_1:  -> R of the plan given as pins", "input_layouts[args[1]]='S(0)'"}
-    said = contradiction(mesh=PAIR, pins=planned(PAIR, output_layouts="R"), output_layouts=[None, "S(0)"])
+    said = minimal_conflict(mesh=PAIR, pins=planned(PAIR, output_layouts="R"), output_layouts=[None, "S(0)"])
     assert said == {"output outputs[1]: R of the plan given as pins", "output_layouts[outputs[1]]='S(0)'"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import hypothesis.strategies as st
 import pytest
@@ -77,9 +78,7 @@ def test_least_of_all_choices_on_two_axes(graph: PlanningGraph, objective: str, 
     check_optimal(plan, Enumeration(annotate(graph, SQUARE), objective, _pinned(_inputs(graph, layout)), lambda k, x: x == L("RR")))
 
 
-@brute(25)
-@given(graphs(3, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.5, 1.0))
-def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
+def least_within_a_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
     """A part of what the plan without a limit holds: bounds and refusals are those of all choices, plans keep the limit, and none is
     dearer than the cheapest that fits by the count that is never too small."""
     truth = Enumeration(annotate(graph, mesh), "time", _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"))
@@ -99,6 +98,12 @@ def test_least_within_a_memory_limit(graph: PlanningGraph, mesh: Mesh, share: fl
     slack = 1e-5 + 1e-9 * plan.objective
     assert truth.cost_of(plan) == pytest.approx(plan.objective, abs=slack)
     assert plan.lower_bound - slack <= least <= plan.objective + slack and plan.objective <= surely + slack
+
+
+@pytest.mark.parametrize("examples", [6, pytest.param(25, marks=pytest.mark.slow)])
+def test_least_within_a_memory_limit(examples: int) -> None:
+    cases = given(graphs(3, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.5, 1.0))
+    brute(examples)(cases(least_within_a_limit))()
 
 
 @st.composite
@@ -143,13 +148,18 @@ def test_two_layouts_of_one_value_are_charged_each() -> None:
     assert plan.objective == pytest.approx(3 / 4 * 256 + 3 / 4 * 256 / 4)
 
 
+@cache
+def training() -> PlanningGraph:
+    return trace(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.ReLU()), (torch.randn(16, 8),))
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda m: f"{m}-{m.hardware.name}")
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("inputs", [None, "R", "S(0)"])
 @pytest.mark.parametrize("limit", [None, 2000])
 def test_least_of_all_choices_for_training(mesh: Mesh, objective: str, inputs: str | None, limit: int | None) -> None:
     """A gradient is returned as its parameter lies, a tangent comes as its output is returned; both share the limit."""
-    graph = trace(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.ReLU()), (torch.randn(16, 8),))
+    graph = training()
     plan = plan_graph(graph, mesh, Request(input_layouts=inputs, objective=objective, memory_limit=limit))
     pins = _inputs(graph, inputs) if inputs else {}
     check_optimal(plan, Enumeration(annotate(graph, mesh), objective, _pinned(pins), memory_limit=limit))

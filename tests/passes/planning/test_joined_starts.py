@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -20,6 +22,7 @@ SHARED = 10 / 9
 """A bucket is full when it takes ten starts, nine of them for its bytes: each byte pays a ninth of its time more."""
 
 
+@cache
 def chain() -> PlanningGraph:
     """Six products with weights of a kilobyte each."""
     return trace(nn.Sequential(*(nn.Linear(SIZE, SIZE, bias=False) for _ in range(LAYERS))), (torch.randn(8, SIZE),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ NEAR: Sizes = ((0.5, {"batch": 8, "seq": 8}), (0.25, {"batch": 64, "seq": 8}), (
 MESHES = (Mesh({"a": 2}, TOY), Mesh({"a": 4}, FAST), Mesh({"a": 4}, "h100"))
 
 
+@cache
 def traced(name: str, train: bool) -> PlanningGraph:
     model, shape, dims = MODELS[name]
     made, args = model(), (torch.zeros(shape),)

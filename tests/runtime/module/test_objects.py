@@ -123,3 +123,25 @@ def test_a_size_that_is_left_as_a_number_is_that_of_the_call(mesh: DeviceMesh) -
 
     sharded = parallelized(Counts(), (torch.ones(2, 4), Layer()), mesh)
     assert [sharded(torch.ones(n, 4), Layer()).length for n in (2, 3, 4)] == [2, 3, 4]
+
+
+class Attends(nn.Module):
+    """Appends a token to each row's keys, and weighs all of them by a mask."""
+
+    def forward(self, x: torch.Tensor, memory: Memory, mask: torch.Tensor) -> torch.Tensor:
+        one = memory.layers[0]
+        one.keys = torch.cat([one.keys, x], 1)  # type: ignore[list-item]
+        return (one.keys * mask.unsqueeze(-1)).sum(1)
+
+
+@torch.no_grad()
+def test_a_mask_that_is_as_long_as_the_batch_is_large(mesh: DeviceMesh) -> None:
+    """The length of the mask grows with the keys, the batch does not, though both are 6 in the first call."""
+    model, rows = Attends(), 6
+    sharded = parallelized(model, (torch.randn(rows, 1, 4), Memory([Layer(torch.randn(rows, 5, 4))]), torch.ones(rows, 6).long()), mesh)
+    keys = torch.randn(rows, 5, 4)
+    mine, wanted = Memory([Layer(keys)]), Memory([Layer(keys)])
+    for length in range(6, 10):
+        x, mask = torch.randn(rows, 1, 4), torch.randint(0, 2, (rows, length))
+        torch.testing.assert_close(sharded(x, mine, mask), model(x, wanted, mask))
+    assert len(sharded.forward.programs) == 1

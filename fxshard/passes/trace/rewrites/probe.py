@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,13 +27,23 @@ def returns_new_memory(graph: fx.Graph) -> bool:
     return len(set(leaves)) == len(leaves) and all(leaf.op == "call_function" and leaf.target in NEW for leaf in leaves)
 
 
-def probe(module: fx.GraphModule, args: Sequence[Any], grad: bool = False) -> list[Any]:
-    """The flat results of ``module`` on fake ``args``. ``grad``: with autograd enabled. Restores the user's random state."""
+def _interpreted(module: fx.GraphModule, args: Sequence[Any]) -> Any:
+    return fx.Interpreter(module).run(*args)
+
+
+def probe(
+    module: fx.GraphModule,
+    args: Sequence[Any],
+    grad: bool = False,
+    run: Callable[[fx.GraphModule, Sequence[Any]], Any] = _interpreted,
+) -> list[Any]:
+    """The flat results of ``module`` on fake ``args``. ``grad``: with autograd enabled; ``run``: runs the module, a second time if its
+    first run fails. Restores the user's random state."""
     held = (*args, *module.parameters(), *module.buffers())
     mode = next((t.fake_mode for t in held if isinstance(t, FakeTensor)), None) or FakeTensorMode(allow_non_fake_inputs=True)
     env = mode.shape_env  # sizes known only at run time become new symbols here, which no node will define
     symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
     shapes = recurrent_shapes() if has_recurrent(module) else contextlib.nullcontext()
     with mode, shapes, torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
-        results = run_on_symbols(env, lambda: fx.Interpreter(module).run(*args)) if env else fx.Interpreter(module).run(*args)
+        results = run_on_symbols(env, lambda: run(module, args)) if env else run(module, args)
     return pytree.tree_leaves(results)

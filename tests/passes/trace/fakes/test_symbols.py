@@ -18,7 +18,7 @@ from fxshard.passes.trace.trace import trace
 from fxshard.shapes import GraphFamily, dynamic_dims
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "llama" else []) for name in CASES])
 def test_at_other_sizes_as_traced_there(name: str) -> None:
     _, graph = traced(name, 4, 8)
     assert graph.family is not None

@@ -1,6 +1,6 @@
-"""Limits on what is sent on a mesh axis: rows of the problem, and whether a finished plan keeps them.
+"""Limits on the bytes sent along a mesh axis: rows of the problem, and a check of the finished plan.
 
-A plan's bytes on an axis are those of the cheapest path of each redistribution: the limit chooses layouts, not other paths.
+Each redistribution counts with the bytes of its cheapest path: a limit affects which layouts are chosen, never which path.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fxshard.solver.problem.rows import TOLERANCE
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A tensor (global ``shape``, or several, ``itemsize``) that is moved between layouts: transfer number ``transfer`` between any of
-    ``layouts``, or inside of state ``state`` of variable ``var`` from the first of them to the second.
-    None stands for what is not there, or not read."""
+class SentTensor:
+    """A tensor (global ``shape``, or several shapes; ``itemsize``) that is redistributed: by transfer ``transfer``, between any two of
+    ``layouts``; or within state ``state`` of variable ``var``, from the first layout to the second. A layout of None (no value, or no
+    reader) sends nothing."""
 
     shape: AnyShape
     itemsize: int
@@ -34,12 +34,14 @@ class Moved:
     state: int = -1
 
 
-def rows(limits: Sequence[Communication], mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> tuple[Row, ...]:
-    """One row per limit, in bytes per rank; ``states``: how many each variable has."""
+def limit_rows(
+    limits: Sequence[Communication], mesh: Mesh, price: Price, moved: Sequence[SentTensor], states: Sequence[int]
+) -> tuple[Row, ...]:
+    """One row per limit, in bytes per rank; ``states``: the number of states of each variable."""
     return tuple(_row(limit, mesh, price, moved, states) for limit in limits)
 
 
-def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[Moved], states: Sequence[int]) -> Row:
+def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[SentTensor], states: Sequence[int]) -> Row:
     axis = mesh.axis(limit.axis)
     nodes: dict[int, np.ndarray] = {}
     transfers = []
@@ -55,8 +57,8 @@ def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[Moved],
     return Row(float(limit.at_most), tuple(nodes.items()), tuple(transfers), name=str(limit))
 
 
-def check(plan: ShardingPlan, limits: Sequence[Communication]) -> None:
-    """Raises PlanError when the plan's collectives send more; they were counted anew."""
+def check_limits(plan: ShardingPlan, limits: Sequence[Communication]) -> None:
+    """Raises PlanError if the plan's collectives, counted independently of the rows, exceed a limit."""
     for limit in limits:
         sent = sum(c.bytes for c in plan.collectives if c.axis == limit.axis)
         if sent > limit.at_most * (1 + TOLERANCE):

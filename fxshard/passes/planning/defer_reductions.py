@@ -1,4 +1,4 @@
-"""defer: a plan whose gradients leave as they are made, with sums over ranks pending, so that they are reduced later and once."""
+"""defer_reductions: leaves the gradients of a plan with their sums pending, so that they can be reduced later, all at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
 
 SUMS = ("sum", "avg")
-"""Reductions that may be done after adding up: of sums of several tensors they are the sums of theirs."""
+"""Reductions that commute with adding up gradients: reducing the accumulated gradient gives the same result."""
 Specs = Mapping[str, tuple[OpSpec, ...]]
 
 
-def deferred(graph: PlanningGraph, plan: ShardingPlan) -> ShardingPlan:
-    """``plan`` without the reduction of each parameter's gradient that has a sum pending where it is made.
+def defer_reductions(graph: PlanningGraph, plan: ShardingPlan) -> ShardingPlan:
+    """``plan`` without the final reduction of each parameter's gradient that is produced as a pending sum.
 
-    A sum that the plan takes in front of operators that only the gradient goes through (a view, a cast) passes them pending. Nothing else
-    changes: the forward, what is kept and every other value stay. Gradients without a sum are as they were. Prices and memory are
-    those of ``plan``.
+    If only the gradient passes through the operators after the sum (a view, a cast), they pass it on pending. Nothing else changes: the
+    forward, the saved values and all other layouts stay. Gradients without a pending sum stay as well. Costs and memory are copied from
+    ``plan``.
     """
     parameters = {i.name for i in graph.inputs_of("parameter")}
     rules = cache(lambda: annotate(graph, plan.mesh).specs)
@@ -48,7 +48,7 @@ def deferred(graph: PlanningGraph, plan: ShardingPlan) -> ShardingPlan:
 
 
 def _pending(value: fx.Node, specs: Mapping[str, OpSpec], rules: Callable[[], Specs]) -> tuple[Layout | None, dict[str, OpSpec]]:
-    """The layout in which ``value`` can be had with its sum pending, None where it has none, and new specs of what it goes through."""
+    """The layout of ``value`` with its sum pending (None if it has none), and the new specs of the operators that pass it on."""
     node, index = producer(value)
     made = specs[node.name].outputs[index] if node.name in specs else None
     if made is not None and _sums(made):

@@ -1,4 +1,4 @@
-"""What a node may do under what the user said of it, and the errors where nothing is left."""
+"""The specs that a node may take under the user's constraints, and the errors where none is left."""
 
 from __future__ import annotations
 
@@ -18,54 +18,56 @@ from fxshard.plans.plan_data import OpSpec
 Option = TypeVar("Option")
 
 
-def admitted(node: fx.Node, annotated: Annotated, constraints: Constraints) -> tuple[OpSpec, ...]:
-    """The node's specs that its pins and the plan admit."""
+def admissible_specs(node: fx.Node, annotated: Annotated, constraints: Constraints) -> tuple[OpSpec, ...]:
+    """The node's specs that its pins and the plan given as pins allow."""
     specs = annotated.specs[node.name]
     pins = pins_of(node, constraints)
-    wishes = [(pin.said, _gives(pin, output)) for pin, output in pins]
+    requirements = [(pin.user_text, _gives(pin, output)) for pin, output in pins]
     want = constraints.specs.get(node.name)
-    if not wishes and want is None:
+    if not requirements and want is None:
         return specs
     for pin, output in pins:
         if not any(pin.admits(s.outputs[output]) for s in specs):
             gives = "always gives it" if pin.forbidden else "never gives that layout"
             raise ConstraintError(
-                f"{pin.said} cannot hold: {node.name} ({_op(node)}) {gives}",
-                where=place(node, annotated.graph),
+                f"{pin.user_text} cannot hold: {node.name} ({_op(node)}) {gives}",
+                where=user_location(node, annotated.graph),
                 remedy=f"it can give {', '.join(sorted({str(s.outputs[output]) for s in specs})[:12])}",
             )
     if want is not None:
         if not any(_is_spec(want, s) for s in specs):
             raise ConstraintError(
                 f"the plan gives {node.name} ({_op(node)}) the spec {want}, which is not legal",
-                where=place(node, annotated.graph),
+                where=user_location(node, annotated.graph),
                 remedy=f"legal ones are {'; '.join(str(s) for s in specs[:6])}",
             )
-        wishes.append((planned_spec(node.name, want), partial(_is_spec, want)))
-    return all_hold(specs, wishes, place(node, annotated.graph))
+        requirements.append((plan_pin_text(node.name, want), partial(_is_spec, want)))
+    return satisfying(specs, requirements, user_location(node, annotated.graph))
 
 
-def all_hold(options: Sequence[Option], wishes: Sequence[tuple[str, Callable[[Option], bool]]], where: str | None) -> tuple[Option, ...]:
-    """The options that fulfil all wishes (what the user said, whether an option fulfils it).
+def satisfying(
+    options: Sequence[Option], requirements: Sequence[tuple[str, Callable[[Option], bool]]], where: str | None
+) -> tuple[Option, ...]:
+    """The options that satisfy all requirements: pairs of the user's text and a predicate.
 
-    Raises ConstraintError naming the fewest wishes that exclude each other.
+    Raises ConstraintError that names a smallest set of requirements that no option satisfies.
     """
-    kept = tuple(o for o in options if all(holds(o) for _, holds in wishes))
+    kept = tuple(o for o in options if all(holds(o) for _, holds in requirements))
     if kept:
         return kept
-    sets = itertools.chain.from_iterable(itertools.combinations(wishes, n) for n in range(1, len(wishes) + 1))
+    sets = itertools.chain.from_iterable(itertools.combinations(requirements, n) for n in range(1, len(requirements) + 1))
     fewest = next(some for some in sets if not any(all(holds(o) for _, holds in some) for o in options))
-    raise contradictory([said for said, _ in fewest], where)
+    raise conflict_error([user_text for user_text, _ in fewest], where)
 
 
-def contradictory(said: Sequence[str], where: str | None) -> ConstraintError:
-    """The error for what the user said that cannot hold together."""
-    names = "; ".join(dict.fromkeys(said))
+def conflict_error(user_text: Sequence[str], where: str | None) -> ConstraintError:
+    """The error for constraints, in the user's words, that cannot hold together."""
+    names = "; ".join(dict.fromkeys(user_text))
     return ConstraintError(f"these constraints cannot hold together: {names}", where=where, remedy="remove or change one of them")
 
 
-def planned_spec(name: str, spec: object) -> str:
-    """How a constraint that a plan makes is called."""
+def plan_pin_text(name: str, spec: object) -> str:
+    """The name, in error messages, of a constraint that comes from a plan given as pins."""
     return f"{name}: {spec} of the plan given as pins"
 
 
@@ -77,8 +79,8 @@ def _is_spec(want: OpSpec, spec: OpSpec) -> bool:
     return spec.outputs == want.outputs and (not want.inputs or spec.inputs == want.inputs)
 
 
-def place(node: fx.Node, graph: PlanningGraph) -> str:
-    """The user's line behind a node, the user's name of an input."""
+def user_location(node: fx.Node, graph: PlanningGraph) -> str:
+    """The user's source line of a node, or the user's name of an input."""
     return source_line(node) or next((f"{i.kind} {i.name}" for i in graph.inputs if i.node == node.name), f"node {node.name}")
 
 

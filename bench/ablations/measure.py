@@ -1,0 +1,141 @@
+"""One cell of the table: an anchor with a mechanism switched off, in a process forked from one in which the anchor is prepared."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import multiprocessing as mp
+import resource
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bench.ablations.anchors import Anchor, Prepared
+from bench.ablations.mechanisms import Mechanism, used_of
+from fxshard.solver import Budget, warm_up
+
+LIMIT = 300
+"""Seconds of the processor after which a cell ends without figures."""
+
+UNUSED = "not used"
+"""Why a cell has no figures where the anchor never asks for the mechanism."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """``seconds`` of the processor; ``work``: table entries that the solver counted; ``memory``: by how many bytes the process grew."""
+
+    objective: float
+    bound: float
+    work: float
+    seconds: float
+    memory: int
+
+    @property
+    def gap(self) -> float:
+        """Relative, 1 where nothing was found."""
+        return (self.objective - self.bound) / abs(self.objective) if 0 < abs(self.objective) < float("inf") else 1.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``mechanism``: "" where none is off; ``figures``: None with the reason where there are none."""
+
+    anchor: str
+    mechanism: str
+    figures: Figures | None
+    reason: str = ""
+
+
+def cells(anchor: Anchor, mechanisms: Sequence[Mechanism], data: Path | None, runs: int = 1) -> Iterator[Cell]:
+    """The anchor as it is, and with each mechanism off that it uses; of several runs the fastest."""
+    yield from _apart(_prepared_cells, anchor, mechanisms, data, runs)
+
+
+def _prepared_cells(send: Callable[[Cell], None], anchor: Anchor, mechanisms: Sequence[Mechanism], data: Path | None, runs: int) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    warm_up()
+    prepared = anchor.prepare(data)
+    gc.collect()
+    gc.freeze()
+    base, used = _fastest(prepared, None, mechanisms, runs)
+    send(_cell(anchor, "", base))
+    for mechanism in mechanisms:
+        if not isinstance(base, Figures) or mechanism.name not in used:
+            send(Cell(anchor.name, mechanism.name, None, UNUSED))
+        else:
+            send(_cell(anchor, mechanism.name, _fastest(prepared, mechanism, (), runs)[0]))
+
+
+def _cell(anchor: Anchor, mechanism: str, found: Figures | str) -> Cell:
+    return Cell(anchor.name, mechanism, None, found) if isinstance(found, str) else Cell(anchor.name, mechanism, found)
+
+
+def _fastest(prepared: Prepared, off: Mechanism | None, watched: Sequence[Mechanism], runs: int) -> tuple[Figures | str, frozenset[str]]:
+    """The fastest of some runs, or why there are no figures; and which of the watched mechanisms were used."""
+    found = [one for _ in range(runs) for one in _apart(_measured, prepared, off, watched)]
+    if len(found) < runs:
+        return f"no answer within {LIMIT} s of the processor", frozenset()
+    best = min(found, key=lambda one: one[0].seconds if isinstance(one[0], Figures) else 0.0)
+    return best[0], best[1]
+
+
+def _measured(send: Callable[[object], None], prepared: Prepared, off: Mechanism | None, watched: Sequence[Mechanism]) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+    before = _resident()
+    with contextlib.nullcontext() if off is None else off.switched_off(), used_of(watched) as used, _counted() as work:
+        begin = time.process_time()
+        try:
+            objective, bound = prepared()
+        except Exception as error:
+            send((f"{type(error).__name__}: {error}".split("\n")[0][:200], frozenset()))
+            return
+        seconds = time.process_time() - begin
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    send((Figures(objective, bound, work[0], seconds, max(0, grown)), frozenset(used)))
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[list[float]]:
+    """What budgets are charged, each entry once: a part charges the whole that it is of."""
+    charge, total = Budget.charge, [0.0]
+
+    def counted(budget: Budget, entries: float) -> None:
+        total[0] += entries if getattr(budget, "_whole", None) is None else 0.0
+        charge(budget, entries)
+
+    with mock.patch.object(Budget, "charge", counted):
+        yield total
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _apart(job: Callable[..., None], *given: Any) -> Iterator[Any]:
+    """What a job sends from a forked process."""
+    context = mp.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_job, args=(send, job, given))
+    process.start()
+    send.close()
+    with contextlib.suppress(EOFError):
+        while True:
+            yield receive.recv()
+    process.join()
+
+
+def _job(send: Connection, job: Callable[..., None], given: tuple[Any, ...]) -> None:
+    job(send.send, *given)
+    send.close()

@@ -1,0 +1,442 @@
+"""The mechanisms, each with what replaces it where it is switched off: the product itself has no switches.
+
+A target is an attribute of a module or class by its dotted name; the replacement does the least that leaves the rest correct. What
+of the code a mechanism is: files of the package, or functions and classes in them (``FILE:Class.method``).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import fxshard
+from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
+
+ROOT = Path(fxshard.__file__).parent
+SOLVER, BOUNDS, SEARCH = "fxshard.solver", "fxshard.solver.bounds", "fxshard.solver.search"
+PRIMAL, REDUCTIONS = "fxshard.solver.primal", "fxshard.solver.reductions"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """``of``: the stage of the anchors that it can change; ``without``: target -> replacement; ``code``: what would go with it.
+
+    ``used``: the functions whose calls say that an anchor uses it, where those are not the targets.
+    """
+
+    name: str
+    of: str
+    what: str
+    without: Mapping[str, Any]
+    code: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> int:
+        """Of the code that would go with it; callers are not counted."""
+        return sum(_lines(one) for one in self.code)
+
+    @contextlib.contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Within, the mechanism is off."""
+        with contextlib.ExitStack() as stack:
+            for target, replacement in self.without.items():
+                stack.enter_context(mock.patch(target, replacement))
+            yield
+
+
+@contextlib.contextmanager
+def used_of(mechanisms: Sequence[Mechanism]) -> Iterator[set[str]]:
+    """The names of those of which a function was called meanwhile."""
+    used: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        for one in mechanisms:
+            for target in one.used or one.without:
+                stack.enter_context(mock.patch(target, _noting(pkgutil.resolve_name(target), used, one.name)))
+        yield used
+
+
+def _noting(original: Callable[..., Any], used: set[str], name: str) -> Callable[..., Any]:
+    def noting(*given: Any, **named: Any) -> Any:
+        used.add(name)
+        return original(*given, **named)
+
+    return noting
+
+
+def nothing(*given: object, **named: object) -> None:
+    """Does nothing."""
+
+
+def no(*given: object, **named: object) -> bool:
+    """Says no."""
+    return False
+
+
+def unchanged(self: object, model: Any) -> Any:
+    """A reduction that finds nothing to do."""
+    return model, lambda choices: choices
+
+
+def _first_half(branching: Any, case: Any, bound: float) -> tuple[float, tuple[Any, ...]]:
+    branching.ascent.decoded()
+    return bound, ()
+
+
+SOLVERS: tuple[Mechanism, ...] = (
+    Mechanism(
+        "tied",
+        "solve",
+        "begin from a plan in which equal layers choose alike",
+        {f"{SEARCH}.case_split.search_tied": no},
+        ("solver/search/tied_model.py", "solver/bounds/tied_messages.py"),
+    ),
+    Mechanism(
+        "tied messages",
+        "solve",
+        "begin with the messages of the tied model as well",
+        {f"{SEARCH}.tied_model.spread": nothing},
+        ("solver/bounds/tied_messages.py",),
+    ),
+    Mechanism(
+        "cores",
+        "solve",
+        "search the states of little excess of a large model first",
+        {f"{SEARCH}.core_problem.LARGE": np.inf},
+        (
+            "solver/search/core_problem.py:is_large",
+            "solver/search/core_problem.py:search_cores",
+            "solver/search/core_problem.py:search_core",
+        ),
+        (f"{SEARCH}.tied_model.search_cores", f"{SEARCH}.case_split.search_cores"),
+    ),
+    Mechanism(
+        "combining",
+        "solve",
+        "search the states that several plans have",
+        {f"{SEARCH}.case_split.combine": nothing, f"{SOLVER}.session.combine": nothing},
+        ("solver/search/combining.py",),
+    ),
+    Mechanism(
+        "combining by cases",
+        "solve",
+        "divide what plans leave into cases where it is large",
+        {f"{SEARCH}.combining._by_cases": nothing},
+        ("solver/search/combining.py:_by_cases",),
+    ),
+    Mechanism(
+        "cases",
+        "solve",
+        "branch and bound on the relaxation",
+        {f"{SEARCH}.branching.Branching.run": nothing},
+        ("solver/search/branching.py",),
+    ),
+    Mechanism(
+        "settling",
+        "solve",
+        "sweep on at the root before cases",
+        {f"{SEARCH}.branching.Branching._settle": nothing},
+        ("solver/search/branching.py:Branching._settle",),
+    ),
+    Mechanism(
+        "aiming",
+        "solve",
+        "search low targets at the root before cases",
+        {f"{SEARCH}.branching.Branching._aim": nothing},
+        ("solver/search/branching.py:Branching._aim",),
+    ),
+    Mechanism(
+        "probing",
+        "solve",
+        "try six nodes before a case is divided",
+        {f"{SEARCH}.branching.PROBES": 1},
+        used=(f"{SEARCH}.branching.Branching._divided",),
+    ),
+    Mechanism(
+        "small cases",
+        "solve",
+        "search small cases exactly, as tables",
+        {f"{SEARCH}.branching.Branching._searched": nothing},
+        ("solver/search/branching.py:Branching._searched",),
+    ),
+    Mechanism(
+        "parting",
+        "solve",
+        "divide cases within limits between two plans",
+        {f"{SEARCH}.branching._opposed": nothing},
+        ("solver/search/branching.py:_opposed", "solver/search/branching.py:Branching._parted"),
+    ),
+    Mechanism(
+        "multipliers of cases",
+        "solve",
+        "look for multipliers anew in each case",
+        {f"{SEARCH}.branching.Branching._repriced": _first_half},
+        ("solver/search/branching.py:Branching._repriced", "solver/bounds/bounds.py:Ascent.reprice"),
+    ),
+    Mechanism(
+        "bundle",
+        "solve",
+        "multipliers by cutting planes",
+        {f"{BOUNDS}.cutting_planes.Bundle.run": nothing},
+        ("solver/bounds/cutting_planes.py",),
+    ),
+    Mechanism(
+        "sharing",
+        "solve",
+        "divide shared prices anew after sweeps",
+        {f"{BOUNDS}.links.Splits.rebalance": nothing},
+        ("solver/bounds/sharing.py",),
+    ),
+    Mechanism(
+        "repair",
+        "solve",
+        "repair choices that exceed a limit",
+        {f"{PRIMAL}.local_search.Polish.repair": lambda polish: not len(polish.room) or polish.room.min() >= 0},
+        ("solver/primal/local_search.py:Polish.repair",),
+        (f"{PRIMAL}.local_search.cheapest_relief",),
+    ),
+    Mechanism(
+        "polish",
+        "solve",
+        "improve plans by single changes",
+        {f"{PRIMAL}.local_search.Polish.improve": nothing},
+        ("solver/primal/local_search.py:Polish.improve",),
+    ),
+    Mechanism(
+        "merging",
+        "solve",
+        "merge neighbours under ever larger targets",
+        {f"{SEARCH}.search.PartSearch._deepen": nothing},
+        (
+            "solver/search/search.py:PartSearch._deepen",
+            "solver/search/search.py:PartSearch._merge_rounds",
+            "solver/reductions/merging.py:Contract",
+            "solver/reductions/merging.py:Merger.growth",
+        ),
+    ),
+    Mechanism(
+        "neighbourhoods",
+        "solve",
+        "set parts of the best plan free",
+        {f"{SEARCH}.search.PartSearch._vary": nothing},
+        ("solver/primal/neighbourhood.py", "solver/search/search.py:PartSearch._vary", "solver/search/search.py:PartSearch._freed"),
+    ),
+    Mechanism(
+        "portions",
+        "solve",
+        "give HiGHS the pairs of least slack, ever more of them",
+        {f"{SEARCH}.search.PartSearch._grow": nothing},
+        ("solver/search/search.py:PartSearch._grow", "solver/bounds/pruning.py:portion"),
+    ),
+    Mechanism(
+        "elimination",
+        "solve",
+        "exact variable elimination of what is left",
+        {f"{SEARCH}.search.elimination_order": nothing},
+        ("solver/primal/elimination.py",),
+    ),
+    Mechanism(
+        "HiGHS",
+        "solve",
+        "solve what is left as an integer program",
+        {f"{SEARCH}.search.MIP_ENTRIES": 0, f"{SEARCH}.search.PartSearch._grow": nothing},
+        ("solver/primal/highs.py",),
+        (f"{SEARCH}.search.solve_mip",),
+    ),
+    Mechanism(
+        "sharpening",
+        "solve",
+        "finer integers under a low cutoff",
+        {f"{SEARCH}.search.sharpen": lambda model: model},
+        ("solver/problem/scaling.py:sharpen",),
+    ),
+    Mechanism(
+        "near limits",
+        "solve",
+        "begin from choices that exceed limits least where no plan fits",
+        {f"{SOLVER}.limits.conflicts.Limits.near": lambda limits, budget: ([], False)},
+        ("solver/solve.py:_near_limits", "solver/limits/conflicts.py:Limits.near"),
+    ),
+    Mechanism(
+        "written whole",
+        "solve",
+        "write all of a small model as tables where no plan fits",
+        {f"{SEARCH}.case_split._first_plan": nothing},
+        ("solver/search/case_split.py:_first_plan",),
+    ),
+    Mechanism(
+        "joint nodes",
+        "solve",
+        "a node for all that the readers of a value do together",
+        {f"{BOUNDS}.relax.MAX_JOINT": -1},
+        ("solver/bounds/relax.py:_joint", "solver/bounds/relax.py:_paid"),
+        (f"{BOUNDS}.relax._joint",),
+    ),
+    Mechanism(
+        "normalising",
+        "solve",
+        "move certain cost to the constant",
+        {f"{REDUCTIONS}.normalise.Normalise.apply": unchanged},
+        ("solver/reductions/normalise.py",),
+    ),
+    Mechanism(
+        "dominated times",
+        "solve",
+        "drop rows that others imply",
+        {f"{REDUCTIONS}.memory.DominatedTimes.apply": unchanged},
+        ("solver/reductions/memory.py:DominatedTimes", "solver/reductions/memory.py:_drop_implied"),
+        (f"{REDUCTIONS}.memory._drop_implied",),
+    ),
+    Mechanism(
+        "folding",
+        "solve",
+        "fold nodes with one state",
+        {f"{REDUCTIONS}.fixed.FoldFixed.apply": unchanged},
+        ("solver/reductions/fixed.py",),
+    ),
+    Mechanism(
+        "determined nodes",
+        "solve",
+        "merge nodes that a neighbour determines",
+        {f"{REDUCTIONS}.merging.MergeDetermined.apply": unchanged},
+        ("solver/reductions/merging.py:MergeDetermined", "solver/reductions/merging.py:_merge_determined"),
+    ),
+    Mechanism(
+        "small degree",
+        "solve",
+        "eliminate nodes of at most two neighbours",
+        {f"{REDUCTIONS}.degree.EliminateSmallDegree.apply": unchanged},
+        ("solver/reductions/degree.py",),
+    ),
+    Mechanism(
+        "dominance",
+        "solve",
+        "remove dominated states",
+        {f"{REDUCTIONS}.dominance.Dominance.apply": unchanged},
+        ("solver/reductions/dominance.py",),
+    ),
+    Mechanism(
+        "corrections",
+        "solve",
+        "add to the floor what its plans hold beyond it",
+        {f"{SOLVER}.limited.ROUNDS": 0},
+        ("solver/limited.py:Counts.corrected", "solver/limited.py:Counts.with_more"),
+        (f"{SOLVER}.limited.Counts.with_more",),
+    ),
+    Mechanism(
+        "larger count",
+        "solve",
+        "solve the problem whose count is never too small, too",
+        {f"{SOLVER}.limited.NEAR": np.inf},
+        used=(f"{SOLVER}.limited.LimitedSession._fitting",),
+    ),
+)
+
+QUESTIONS: tuple[Mechanism, ...] = (
+    Mechanism(
+        "regions",
+        "ask",
+        "answer from a region around what changed",
+        {f"{SOLVER}.session.Session._around": nothing},
+        ("solver/search/subproblem.py", "solver/session.py:Session._around"),
+    ),
+    Mechanism(
+        "going on",
+        "ask",
+        "go on from the messages of the first solve",
+        {f"{SOLVER}.session.Session._further": lambda session, root, allowed, known, *_: known},
+        ("solver/session.py:Session._further", "solver/search/core_problem.py:search_left"),
+    ),
+    Mechanism(
+        "going on within limits",
+        "ask",
+        "the same with multipliers",
+        {f"{SOLVER}.session.Session._within": nothing},
+        ("solver/session.py:Session._within", "solver/session.py:_changed"),
+    ),
+    Mechanism(
+        "what is left",
+        "ask",
+        "search what a better plan may have as a model of its own",
+        {f"{SOLVER}.session.search_left": no},
+        ("solver/search/core_problem.py:search_left",),
+    ),
+)
+
+AFTER = "fxshard.passes.after_lowering"
+
+
+def _unless(name: str) -> dict[str, Any]:
+    """The passes after lowering, one of which changes nothing."""
+    return {f"{AFTER}.optimise.OPTIMISATIONS": {**OPTIMISATIONS, name: lambda program: program}}
+
+
+PASSES: tuple[Mechanism, ...] = (
+    Mechanism(
+        "schedule",
+        "lower",
+        "start collectives early, wait for them late",
+        _unless("schedule"),
+        ("passes/after_lowering/schedule.py",),
+        (f"{AFTER}.optimise.optimised",),
+    ),
+    Mechanism(
+        "chunk",
+        "lower",
+        "products in pieces beside a collective",
+        _unless("chunk"),
+        tuple(f"passes/after_lowering/{name}.py" for name in ("chunk", "cut_candidates", "cut_pieces", "follow_cut")),
+        (f"{AFTER}.optimise.optimised",),
+    ),
+    Mechanism(
+        "bucket",
+        "lower",
+        "collectives that are packed into one",
+        _unless("bucket"),
+        ("passes/after_lowering/bucket.py",),
+        (f"{AFTER}.optimise.optimised",),
+    ),
+    Mechanism(
+        "pieces behind",
+        "lower",
+        "cut what reads a collective as well as what makes it",
+        {f"{AFTER}.chunk.readers": lambda *given: {}},
+        ("passes/after_lowering/cut_candidates.py:readers",),
+    ),
+    Mechanism(
+        "pieces before",
+        "lower",
+        "cut what makes what is sent as well as what reads it",
+        {f"{AFTER}.chunk.makers": lambda *given: {}},
+        ("passes/after_lowering/cut_candidates.py:makers",),
+    ),
+)
+
+MECHANISMS: tuple[Mechanism, ...] = (*SOLVERS, *QUESTIONS, *PASSES)
+
+
+@cache
+def _lines(code: str) -> int:
+    path, _, names = code.partition(":")
+    text = (ROOT / path).read_text()
+    if not names:
+        return len(text.splitlines())
+    body: list[ast.stmt] = ast.parse(text).body
+    found: ast.stmt | None = None
+    for name in names.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        found = next((one for one in body if isinstance(one, kinds) and one.name == name), None)
+        if not isinstance(found, kinds):
+            raise LookupError(f"{path} has no {names}")
+        body = found.body
+    assert found is not None and found.end_lineno is not None
+    return found.end_lineno - found.lineno + 1

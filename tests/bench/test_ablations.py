@@ -1,0 +1,66 @@
+"""The bench of ablations: its table names what is there, and one mechanism on one small anchor changes what it should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.ablations.__main__ import main
+from bench.ablations.anchors import ANCHORS, Anchor, Planned, Prepared
+from bench.ablations.measure import UNUSED, Figures, cells
+from bench.ablations.mechanisms import MECHANISMS, Mechanism, used_of
+from fxshard.solver import PlacementProblem, solve
+
+BY_NAME = {one.name: one for one in MECHANISMS}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
+def test_every_target_and_all_code_is_there(mechanism: Mechanism) -> None:
+    assert mechanism.lines >= 0
+    with mechanism.switched_off(), used_of(MECHANISMS) as used:
+        assert not used
+
+
+def test_every_mechanism_has_an_anchor_of_its_stage() -> None:
+    assert {one.of for one in MECHANISMS} == {one.of for one in ANCHORS}
+    assert len(BY_NAME) == len(MECHANISMS) and len({one.name for one in ANCHORS}) == len(ANCHORS)
+
+
+def _grid(data: object) -> Prepared:
+    """A grid whose states cost what they like, in which some are dominated."""
+    rng = np.random.default_rng(0)
+    pairs = tuple((i, j) for i in range(9) for j in (i + 1, i + 3) if j < 9)
+    problem = PlacementProblem(tuple(rng.random((9, 4))), pairs, tuple(rng.random((len(pairs), 4, 4))))
+
+    def solved() -> tuple[float, float]:
+        solution = solve(problem)
+        return solution.objective, solution.lower_bound
+
+    return solved
+
+
+def test_cells_have_the_figures_of_each_switched_off() -> None:
+    base, without, other = cells(Anchor("grid", "solve", _grid), [BY_NAME["small degree"], BY_NAME["tied"]], None)
+    assert isinstance(base.figures, Figures) and isinstance(without.figures, Figures)
+    assert base.mechanism == "" and base.figures.gap == without.figures.gap == 0
+    assert base.figures.objective == without.figures.objective and base.figures.work < without.figures.work
+    assert other.figures is None and other.reason == UNUSED
+
+
+def test_a_cell_that_fails_says_why() -> None:
+    broken = Mechanism("broken", "solve", "", {"fxshard.solver.reductions.degree.EliminateSmallDegree.apply": lambda *_: 1 / 0})
+    _, cell = cells(Anchor("grid", "solve", _grid), [broken], None)
+    assert cell.figures is None and cell.reason.startswith("ZeroDivisionError")
+
+
+def test_table_of_one_mechanism_and_one_anchor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--anchors", "perceptron, 0.6 of memory", "--only", "dominance", "--list"]) == 0
+    assert "dominance" in (said := capsys.readouterr().out) and "perceptron, 0.6 of memory" in said
+
+
+def test_limits_on_memory_are_parts_of_the_free_plan() -> None:
+    from bench.ablations.anchors import perceptron
+
+    planned = Planned(perceptron, "dp=2", "cpu", {"optimizer": "adamw"}, limit=0.9, work=1e7)
+    objective, bound = planned(None)()
+    assert 0 < bound <= objective
