@@ -91,5 +91,5 @@ def test_a_wrong_bound_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_graph(own.graph, own.mesh, Request(cache=False, train=False))
     wrong = replace(plan, certificate=replace(plan.certificate, lower_bound=2 * plan.objective))
     monkeypatch.setattr(sizes_of_plan, "_best", lambda *_: wrong)
-    with pytest.raises(PlanError, match="at batch=8 the plan costs .* one is wrong"):
+    with pytest.raises(PlanError, match=r"at batch=8 the plan costs .* one is wrong"):
         plan_at(plan, own, constraints_of(own.graph, own.mesh), "time", None, {})
