@@ -40,9 +40,13 @@ class DynamicDim:
     def __str__(self) -> str:
         return ", ".join(f"dim {dim} of {path}" for path, dim in self.places)
 
+    def serves(self, size: int) -> bool:
+        """Whether a size is in the range."""
+        return self.least <= size and (self.most is None or size <= self.most)
+
     def check(self, size: int) -> None:
         """Raises OptionError for a size outside the range."""
-        if size < self.least or (self.most is not None and size > self.most):
+        if not self.serves(size):
             span = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
             raise OptionError(
                 f"{self.name} ({self}) is {size}, it may be {span}", remedy="give the Dim another range, or plan for this size"
@@ -57,7 +61,8 @@ def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     of a container has one entry per part. Dims with the same name have the same size. Dims marked by torch's ``mark_dynamic`` are dynamic
     too.
 
-    Raises OptionError for an argument or dim that does not exist, for an entry of the wrong kind, and for one name with two sizes.
+    Raises OptionError for an argument or dim that does not exist, for an entry of the wrong kind, for one name with two sizes, and for a
+    size outside the range of a dim that the user requires to be dynamic.
     """
     leaves = {_path(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
     found = [*_given(given, _arguments(model.forward, args, kwargs), leaves), *_marked(leaves)]
@@ -67,6 +72,9 @@ def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
         if one.places[0] in taken:
             continue
         taken.add(one.places[0])
+        if not one.asked and not one.serves(one.example):
+            continue
+        one.check(one.example)
         known = dims.get(one.name)
         if known is None:
             dims[one.name] = one
@@ -162,9 +170,7 @@ def _read(said: Any, path: str, dim: int, size: int) -> DynamicDim | None:
         return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, asked=said.type.name == "DYNAMIC")
     if isinstance(said, Dim) and type(said) is Dim:
         most = None if said.max > 2**31 else int(said.max)
-        one = DynamicDim(said.__name__, place, size, max(int(said.min), 1), most)
-        one.check(size)
-        return one
+        return DynamicDim(said.__name__, place, size, max(int(said.min), 1), most)
     raise OptionError(
         f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name"
     )
