@@ -72,22 +72,21 @@ def guard_shared_memory(captured: fx.GraphModule, flat_args: Sequence[Any], fres
 
 
 def _assume(env: Any, condition: sympy.Basic) -> None:
-    """Notes whether ``condition``, a conjunction, holds in the example: of a disjunction that does, its first term that holds."""
+    """Notes that ``condition``, a conjunction, does not hold, or the sizes that make it hold if it does in the example."""
+
+    def holds(term: sympy.Basic) -> bool:
+        here = symbolic_number(env, term, True)
+        return here if isinstance(here, bool) else bool(hint_of(here))
+
     clauses = sympy.And.make_args(condition)
-    if all(map(_in_example(env), clauses)):
-        known = [next(filter(_in_example(env), sympy.Or.make_args(clause))) for clause in clauses]
+    if all(map(holds, clauses)):
+        terms = [min(filter(holds, sympy.Or.make_args(clause)), key=lambda term: len(term.free_symbols)) for clause in clauses]
+        fixed = sorted({symbol for term in terms for symbol in term.free_symbols}, key=str)
+        known = [sympy.Eq(symbol, hint_of(env.create_symintnode(symbol, hint=None))) for symbol in fixed]
     else:
         known = list(sympy.And.make_args(sympy.to_nnf(sympy.Not(condition), simplify=False)))
     for part in known:
         bool(symbolic_number(env, part, True))
-
-
-def _in_example(env: Any) -> Callable[[sympy.Basic], bool]:
-    def holds(condition: sympy.Basic) -> bool:
-        value = symbolic_number(env, condition, True)
-        return value if isinstance(value, bool) else bool(hint_of(value))
-
-    return holds
 
 
 def _name(node: fx.Node) -> str:
