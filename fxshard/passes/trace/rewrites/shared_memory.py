@@ -27,7 +27,8 @@ VIEWS = frozenset({"reshape", "reshape_as", "flatten"})
 CONTIGUOUS = frozenset({"contiguous", "ravel"})
 ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 4, 1)}
 """Memory formats -> their dims from the outermost to the innermost."""
-ASSIGNMENTS = frozenset(getattr(operator, name) for name in ("setitem", *operator.__all__) if name == "setitem" or name.startswith("i"))
+IN_PLACE = {"i" + name.rstrip("_") for name in operator.__all__} & {*operator.__all__}
+ASSIGNMENTS = frozenset(getattr(operator, name) for name in (*IN_PLACE, "setitem"))
 METADATA = ("size", "stride", "numel", "storage_offset", "is_", "sym_", "dim")
 """Beginnings of names of operators that read no elements."""
 
@@ -98,8 +99,9 @@ def _may_write(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name, schema = _name(node), schema_of(node.target)
-    named = name.endswith("_") or name == "__setitem__" or name.startswith("__i") or node.target in ASSIGNMENTS
-    flagged = True in node.args or node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
+    named = name.endswith("_") and (not name.endswith("__") or name.startswith("__i") or name == "__setitem__")
+    named = named or node.target in ASSIGNMENTS
+    flagged = any(a is True for a in node.args) or node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
     higher = isinstance(node.target, HigherOrderOperator)
     return named or flagged or higher or (schema is not None and schema.is_mutable)
 
