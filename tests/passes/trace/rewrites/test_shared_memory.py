@@ -206,7 +206,7 @@ def test_as_eager_at_any_size(view: str, made: str, write: str, sizes: list[tupl
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
 @given(*CHOICES)
 def test_as_eager_at_many_sizes(view: str, made: str, write: str, sizes: list[tuple[int, int]]) -> None:
     check(view, made, write, sizes)
