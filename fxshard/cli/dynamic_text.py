@@ -39,7 +39,7 @@ def _dim(name: str, least: str | None, most: str | None) -> str | Dim:
     if high is not None and high <= low:
         what = f"the range of {name} goes from {low} to {high}"
         raise OptionError(what, where="--dynamic", remedy="give a larger maximum, or leave the dim static")
-    from torch.export import Dim
+    from torch.export import Dim  # texts without ranges are read without torch
 
     return Dim(name, min=low, max=high)
 

@@ -124,11 +124,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
         end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
         parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
-    dynamic_help = (
-        "dims whose sizes may change, of one input (args[0]:0=batch,1=seq) or several, parted by ';'; batch<=64 gives the largest size "
-        "(for --memory-limit), 2<=batch<=64 the least one too; may be repeated"
-    )
-    parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME", help=dynamic_help)
+    dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch<=64,1=seq) or several, parted by ';'; may be repeated"
+    parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME[<=MAX]", help=dynamic_help)
     several_help = "sizes at which the plan is to be good in the mean: batch=8,seq=2048; batch=64,seq=1, weighted: batch=8*3; batch=64*1"
     parser.add_argument("--example-sizes", metavar="NAME=SIZE[*WEIGHT]", help=several_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")

@@ -140,9 +140,10 @@ def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
 class PlanData:
     """A plan for one graph on one mesh.
 
-    ``memory``: bytes per device when most is in use, by kind, at ``memory_sizes`` of its dynamic dims; ``example_sizes``: those of which
-    the objective is the mean, none where it is that of the example, whose shapes all entries have; ``fallbacks``: (node, reason) of nodes
-    that are replicated whatever is chosen, or run in place of another operator;
+    ``memory``: bytes per device when most is in use, by kind, at ``memory_sizes`` of its dynamic dims, which are the largest sizes if
+    there is a ``memory_limit`` and the example's if not; ``example_sizes``: those of which the objective is the mean, none where it is
+    that of the example, whose shapes all entries have; ``fallbacks``: (node, reason) of nodes that are replicated whatever is chosen, or
+    run in place of another operator;
     ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins;
     ``recomputed``: blocks of the model whose activations are not kept for the backward -> the nodes that run again there, planned
     under the names that ``again`` gives.
