@@ -75,7 +75,7 @@ def coarsen(model: Model, by: float) -> Model:
 
 
 def sharpen(model: Model) -> Model:
-    """The model multiplied by a power of two, for precision once the cutoff has left only small costs relevant."""
+    """The model multiplied by a power of two, once its cutoff has made the costs that matter small."""
     largest = max((_largest(t) for t in (*model.costs, *model.edges.values())), default=0.0)
     magnitude = max(largest, min(model.cutoff - model.constant, 2.0**SPAN_BITS), abs(model.constant) / 64, 1.0)
     bits = SPAN_BITS - int(np.ceil(np.log2(magnitude)))
