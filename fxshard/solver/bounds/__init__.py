@@ -1,5 +1,5 @@
-"""Bounds: message passing, Lagrange multipliers of rows, cutting planes, and what a bound rules out.
+"""Lower bounds: message passing, Lagrange multipliers of rows, cutting planes, and pruning by reduced costs.
 
-In: a model; out: a reparameterised model, a lower bound, and the states and pairs that no better plan has.
+In: a model; out: a reparameterised model, a lower bound, and the states and pairs that no better plan uses.
 Read sweeps.py and bounds.py, then relax.py and pruning.py.
 """

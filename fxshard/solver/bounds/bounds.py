@@ -1,6 +1,7 @@
-"""Raise the bound and collect plans: sweeps at fixed memory prices, and the search for the prices.
+"""Dual ascent: raise the lower bound of a model, and collect plans on the way.
 
-Without memory it is TRW-S alone. Rows have multipliers, found by cutting planes (`cutting_planes`).
+Message passing (TRW-S) raises the bound at fixed multipliers of the rows; cutting planes find the multipliers (`cutting_planes`). A model
+without rows needs message passing only.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import Model
 
 Offer = Callable[[IntArray, float], float]
-"""Hand in a plan that fits and its cost; returns the cutoff that now holds."""
+"""(a plan that fits, its cost) -> the new cutoff."""
 
 State = tuple[tuple[FloatArray, ...], FloatArray]
-"""What the sweeper holds, and the multipliers of its costs."""
+"""(the sweeper's arrays, the multipliers that its costs include)."""
 
 MAX_PAIRS = 120
 NEARBY = 0.01
-"""What the first reach of the bundle would gain where the multipliers are known of a problem that is nearly the same."""
+"""Relative gain that the bundle's first step may predict when it starts from the multipliers of a similar problem."""
 
 STALL = 0.01
-"""Sweeps end when four pairs together raise the bound by less than this part of the gap, unless told otherwise."""
+"""By default sweeps end when four pairs together raise the bound by less than this fraction of the gap."""
 
 
 class Ascent:
-    """The bound on one model: `bound` is the best proven, `multipliers` and `sweeper` the state that proves it; `plan` the cheapest
-    that fits of those decoded, repaired and polished."""
+    """Dual ascent on one model.
+
+    bound: the best lower bound so far. multipliers, sweeper: the current state. best_multipliers: those of the best bound. plan: the
+    cheapest plan that fits among those decoded from messages, repaired and improved. dearest: (rows,) upper limits of the multipliers.
+    """
 
     def __init__(self, model: Model, budget: Budget, offer: Offer, stall: float = STALL) -> None:
         self.model, self.budget, self.offer, self.stall = model, budget, offer, stall
@@ -54,7 +58,10 @@ class Ascent:
         self.set_prices(self.multipliers)
 
     def narrowed(self, model: Model, cutoff: float, budget: Budget, offer: Offer) -> Ascent:
-        """The same on a model of as many states, some of them forbidden in the sweeper, with its messages and multipliers as they stand."""
+        """An ascent on a narrower model with the same numbers of states, from the current messages and multipliers.
+
+        The caller forbids states in the sweeper, which both ascents share.
+        """
         other = copy(self)
         other.model = other.polished = replace(model, cutoff=cutoff)
         other.cutoff, other.budget, other.offer = cutoff, budget, offer
@@ -64,22 +71,22 @@ class Ascent:
         return other
 
     def state(self) -> State:
-        """Messages, splits and multipliers as they are, to come back to."""
+        """A copy of messages and splits, and the multipliers, for `restore`."""
         return self.sweeper.state(), self.multipliers
 
     def restore(self, state: State) -> None:
-        """Come back to a state."""
+        """Return to a state saved by `state`."""
         arrays, multipliers = state
         self.sweeper.restore(arrays)
         self._count_prices(multipliers)
 
     @property
     def done(self) -> bool:
-        """Whether nothing below the cutoff is left, or time is up."""
+        """Whether the bound has reached the cutoff or the budget is spent."""
         return self.bound >= self.cutoff or self.budget.spent
 
     def run(self) -> None:
-        """Raise the bound as far as it is cheap; afterwards the sweeper stands after a sweep against node order."""
+        """Raise the bound until progress slows; the last sweep runs against node order."""
         plan = self.settle()
         if len(self.model.limits) and plan is not None and not self.done:
             self.bundle.run(plan)
@@ -87,7 +94,7 @@ class Ascent:
             self.settle(8)
 
     def settle(self, pairs: int = MAX_PAIRS) -> IntArray | None:
-        """Sweep at the present prices until the bound stalls; the cheapest choices decoded, whether they fit or not."""
+        """Sweep at the current multipliers until the bound stalls; returns the cheapest choices decoded, which may not fit."""
         best, cost = None, np.inf
         history: list[float] = []
         for _ in range(pairs):
@@ -101,13 +108,16 @@ class Ascent:
             history.append(bound)
             if self.done or self._stalled(history, cost):
                 break
-        if best is not None and len(self.model.limits):  # repair takes as long as many sweeps
+        if best is not None and len(self.model.limits):  # only the best one, since repair is as slow as many sweeps
             self._try(best)
         return best
 
     def evaluate(self, multipliers: FloatArray, pairs: int, enough: float) -> tuple[float, IntArray | None, float]:
-        """Sweep at other multipliers until four pairs gain less than `enough`, or the bound is so near to what is decoded: the bound,
-        the cheapest choices decoded, and what they cost there. They are repaired and handed in."""
+        """Sweep at other multipliers; returns the bound, the cheapest choices decoded, and their cost in the Lagrangian.
+
+        Stops when four pairs gain less than `enough`, or when the bound is within `enough` of that cost. The choices are also repaired,
+        improved and offered as a plan.
+        """
         self.set_prices(multipliers)
         best, cost = None, np.inf
         history: list[float] = []
@@ -125,23 +135,23 @@ class Ascent:
         return max(history, default=-np.inf), best, cost
 
     def pair(self) -> float:
-        """A sweep in each direction; its bound, which is none on the model while the sweeper allows only some states."""
+        """Sweep once in each direction; returns the bound, which holds only for the states that the sweeper allows now."""
         for direction in (0, 1):
             bound = self.sweeper.sweep(direction) - self._allowance
             self.budget.charge(self.sweeper.entries)
         return bound
 
     def prove(self, pairs: int) -> None:
-        """Sweep for the bound alone, so many times there and back at most, where a plan is known that is thought to be the best."""
+        """Sweep for the bound alone, at most this many pairs, when the known plan is likely to be optimal."""
         for _ in range(pairs):
             if self.done:
                 return
             self._record(self.pair())
 
     def reprice(self, bound: float, planes: Sequence[Plane], steps: int, pairs: int) -> tuple[float, list[Plane]]:
-        """Look for better multipliers of what the sweeper allows now, whose bound is given: the best bound, and the planes then known.
+        """Search for better multipliers for the states that the sweeper allows now; returns the best bound and all planes known then.
 
-        Ends at the best multipliers.
+        bound: the current bound for these states. The ascent ends at the best multipliers.
         """
         bundle = Bundle(self, planes, STALL)
         self.bound, self.best_multipliers = bound, self.multipliers
@@ -154,13 +164,13 @@ class Ascent:
         return self.bound, bundle.planes
 
     def decoded(self) -> None:
-        """Hand in the plan that the messages suggest."""
+        """Decode a plan from the messages, repair and improve it, and offer it."""
         plan = self._decode(0)
         if plan is not None:
             self._try(plan)
 
     def suggest(self, plan: IntArray) -> None:
-        """Hand in choices from elsewhere, repaired and polished."""
+        """Repair, improve and offer choices found elsewhere."""
         self._try(plan)
 
     def _sweep(self, direction: int) -> float:
@@ -170,24 +180,24 @@ class Ascent:
         return bound
 
     def _record(self, bound: float) -> None:
-        """Keep a bound, and the multipliers that prove it, if it is the best."""
+        """Keep a bound and its multipliers if it is the best."""
         if bound > self.bound:
             self.bound, self.best_multipliers = bound, self.multipliers
 
     def _decode(self, direction: int) -> IntArray | None:
-        """What the sweeper decodes, counted as work."""
+        """Decode choices from the sweeper and charge the work."""
         self.budget.charge(self.sweeper.decoded_entries)
         return self.sweeper.decode(direction)
 
     def _stalled(self, history: list[float], cost: float) -> bool:
-        """`cost`: of the best choices at these prices, which the bound cannot pass."""
+        """Whether sweeps no longer pay; cost: of the best choices at these multipliers, which bounds the bound from above."""
         if len(history) < 5:
             return history[-1] >= cost
         gap = min(cost, self.cutoff) - history[-1]
         return stalled(history, gap, self.stall) if np.isfinite(gap) else stalled(history, abs(history[-1]), 1e-5)
 
     def priced(self, plan: IntArray) -> float:
-        """Cost of choices in the Lagrangian, less what rounding may take off."""
+        """The cost of choices in the Lagrangian, less the largest loss by rounding."""
         return self.model.linear(plan) + float(self.multipliers @ self.excess(plan)) - self.rounding
 
     def set_prices(self, multipliers: FloatArray) -> None:
@@ -196,13 +206,13 @@ class Ascent:
         self._count_prices(multipliers)
 
     def _count_prices(self, multipliers: FloatArray) -> None:
-        """The sweeper's costs are those at these multipliers, rounded."""
+        """Record the (rounded) multipliers that the sweeper's costs include now."""
         self.multipliers = multipliers
         self._allowance = self.memory.allowance(self.multipliers)
         self.polished = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
 
     def _try(self, plan: IntArray) -> IntArray | None:
-        """Repair and polish a plan and hand it in; what it became. Rows with a slope cost their multiplier meanwhile."""
+        """Repair, improve and offer a plan, and return it. Meanwhile each soft row is priced at its multiplier."""
         polished = Polish(self.polished, plan, self.budget).run()
         if polished is not None:
             cost = self.model.evaluate(polished)
@@ -212,14 +222,14 @@ class Ascent:
         return polished
 
     def scale(self, value: float) -> float:
-        """How large differences of bounds are, from one of them: it may be 0 far below all plans that fit."""
+        """The scale of differences between bounds near `value`, which itself may be 0 far below all plans that fit."""
         return max(abs(value), self.cutoff - value) if np.isfinite(self.cutoff) else abs(value)
 
     def excess(self, plan: IntArray) -> FloatArray:
-        """(rows,) what choices use beyond each limit."""
+        """(rows,) the sums of the choices less the limits."""
         return self.model.usage(plan) - self.model.limits
 
 
 def stalled(history: list[float], gap: float, part: float) -> bool:
-    """Whether the last four pairs of sweeps together raised the bound by no more than this part of a gap."""
+    """Whether the last four pairs of sweeps together raised the bound by no more than the fraction `part` of the gap."""
     return len(history) > 4 and history[-1] - history[-5] <= part * gap

@@ -1,10 +1,10 @@
-"""Multipliers of many rows from few plans: cutting planes within reach of the best multipliers known.
+"""Lagrange multipliers of many rows by cutting planes in a trust region.
 
-Every plan x bounds the Lagrangian from above by a plane, linear(x) + lambda . excess(x). Where the least of the planes known so far
-is greatest, at most a *reach* away from the best multipliers (Marsten, Hogan and Blankenship, "The boxstep method", 1975), the next
-plan is looked for. Only rows that some plan exceeds can have a multiplier: of thousands of times those that bind are found by
-themselves. Where message passing leaves a gap to the plan that it decodes, the plane goes through its bound instead: that is
-what is to be raised.
+Every plan x gives a cutting plane, linear(x) + lambda . excess(x), an upper bound on the dual function. A linear program maximises the
+least of the known planes within a distance, the *reach*, of the best multipliers (Marsten, Hogan and Blankenship, "The boxstep method",
+1975); message passing at its solution gives the next plan. Only rows that some plan exceeds get multipliers, so that the few binding ones
+among thousands are found. Where message passing leaves a gap between its bound and the decoded plan, the plane is put through the bound
+instead, since the bound is the function being maximised.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from fxshard.solver.problem.model import Model
 
 STEPS = 60
 MOST_PAIRS = 40
-"""Multipliers that are tried at most, and pairs of sweeps at each."""
+"""The most multipliers tried, and pairs of sweeps at each."""
 
 FIRST_RISE = 0.3
 LEAST_RISE = 1e-5
-"""What the first reach would gain, and the predicted gain that ends the search, in parts of the bound."""
+"""Predicted gain of the first step, and the predicted gain below which the search ends, as fractions of the bound."""
 
 ENOUGH = 0.02
-"""Sweeps end when four pairs gain less than this part of what is predicted."""
+"""Sweeps end when four pairs gain less than this fraction of the predicted gain."""
 
 TIGHT = 1e-5
-"""A plan that costs no more than this part above the bound is what message passing found; its plane goes through the plan."""
+"""Relative gap between plan and bound up to which the plane goes through the plan, not the bound."""
 
 GROWS, SHRINKS = 1.5, 0.5
 GROWS_BLIND = 3.0
-"""What the reach is multiplied by after a step that gained what was predicted, and one that lost; while no plan that fits is known."""
+"""Factors of the reach: after a step that gains a quarter of its prediction, after a loss, and after a gain while no plan known fits."""
 
 BLIND_STEPS = 3
-"""Multipliers that are tried while no plan that fits is known: there may be none."""
+"""Multipliers tried while no plan that fits is known; there may be none."""
 
 REPAIRS = 4
-"""How often planes through bounds may turn out to be too low."""
+"""The most times that planes through bounds are raised because they proved too low."""
 
 
 @dataclass
 class Plane:
-    """base + lambda . excess; exact: no bound is above it. choices: the plan that it is of."""
+    """The function base + lambda . excess. exact: whether it is a proven upper bound. choices: its plan."""
 
     base: float
     excess: FloatArray
@@ -58,7 +58,7 @@ class Plane:
 
 
 class Lagrangian(Protocol):
-    """What the search for multipliers asks of the bound that is raised (``bounds.Ascent``)."""
+    """The part of `bounds.Ascent` that the search for multipliers uses."""
 
     @property
     def model(self) -> Model: ...
@@ -81,10 +81,9 @@ class Lagrangian(Protocol):
 
 
 class Bundle:
-    """The planes of the plans that message passing met.
+    """The cutting planes of the plans found by message passing.
 
-    least: predicted gain that ends the search, in parts of what bounds differ by. rise: what the first step may promise, in parts
-    of the bound.
+    least: predicted gain below which the search ends; rise: predicted gain of the first step. Both are fractions of `ascent.scale`.
     """
 
     def __init__(self, ascent: Lagrangian, planes: Sequence[Plane] = (), least: float = LEAST_RISE, rise: float = FIRST_RISE) -> None:
@@ -93,7 +92,7 @@ class Bundle:
         self._least_part = least
 
     def run(self, plan: IntArray, steps: int = STEPS, pairs: int = MOST_PAIRS) -> None:
-        """Raise the bound from where the ascent stands, whose plan is given, until the planes promise no more."""
+        """Raise the bound from the ascent's current multipliers until the planes predict no further gain; plan: decoded there."""
         ascent = self.ascent
         centre, value = ascent.multipliers, ascent.bound
         self._meet(plan, value, ascent.priced(plan))
@@ -113,7 +112,7 @@ class Bundle:
                 continue
             bound, plan_found, cost = ascent.evaluate(multipliers, pairs, ENOUGH * (top - value))
             if plan_found is not None:
-                beyond = bound < value and len(multipliers) == 1  # two plans bracket one multiplier: their own planes meet at it
+                beyond = bound < value and len(multipliers) == 1  # a single multiplier lies where the exact planes of two plans meet
                 self._meet(plan_found, cost if beyond else bound, cost)
             if bound - value > (top - value) / 4:
                 reach *= GROWS_BLIND if np.isinf(ascent.cutoff) else GROWS
@@ -123,32 +122,32 @@ class Bundle:
                 centre, value = ascent.multipliers, bound
 
     def _least(self, value: float) -> float:
-        """What is not worth another step: rounding takes as much."""
+        """The predicted gain that is not worth another step, rounding included."""
         return self._least_part * self.ascent.scale(value) + self.ascent.rounding
 
     def _low(self, centre: FloatArray, value: float) -> list[Plane]:
-        """Planes through bounds that promise nothing beyond the best one."""
+        """Inexact planes that predict no gain over the best bound at the best multipliers."""
         return [p for p in self.planes if not p.exact and p.at(centre) < value + self._least(value)]
 
     def _raise(self, centre: FloatArray, value: float) -> bool:
-        """Raise the planes that turned out to be too low; whether there were any."""
+        """Raise the planes that proved too low; whether there were any."""
         low = self._low(centre, value)
         for plane in low:
             plane.base += value - plane.at(centre) + ENOUGH * FIRST_RISE * self.ascent.scale(value)
         return bool(low)
 
     def plans(self, multipliers: FloatArray, count: int) -> list[IntArray]:
-        """The plans whose planes are lowest at some multipliers."""
+        """The plans of the lowest planes at these multipliers, at most `count`."""
         return [plane.choices for plane in sorted(self.planes, key=lambda plane: plane.at(multipliers))[:count]]
 
     def _meet(self, plan: IntArray, bound: float, cost: float) -> None:
-        """Add the plane of a plan with its cost at the present multipliers, whose bound is given: through the one or the other."""
+        """Add the plane of a plan, through its cost at the current multipliers if that is close to the bound, else through the bound."""
         exact, excess = cost - bound <= TIGHT * abs(cost) + self.ascent.rounding, self.ascent.excess(plan)
         base = self.ascent.model.linear(plan) if exact else bound - float(self.ascent.multipliers @ excess)
         self.planes.append(Plane(base, excess, exact, plan))
 
     def _steepness(self, plan: IntArray) -> float:
-        """How fast the plane of a plan rises or falls most, along multipliers that may change so."""
+        """The steepest slope of a plan's plane over the multipliers that can change in that direction."""
         excess = self.ascent.excess(plan)
         return max(float(np.abs(excess[(excess > 0) | (self.ascent.multipliers > 0)]).max(initial=0.0)), 1e-9)
 
@@ -156,8 +155,10 @@ class Bundle:
 def greatest(
     planes: list[tuple[float, FloatArray]], centre: FloatArray, reach: float, dearest: FloatArray
 ) -> tuple[FloatArray, float] | None:
-    """Multipliers >= 0, at most `dearest` and in all at most `reach` from the centre, where the least of planes
-    (base, slopes) is greatest, and that value; None where no plane rises anywhere."""
+    """The multipliers that maximise the least of the planes (base, slopes), and that value; None where no plane can rise.
+
+    The multipliers lie between 0 and `dearest`, within an L1 distance `reach` of the centre.
+    """
     slopes = np.stack([slope for _, slope in planes])
     rows = np.flatnonzero((slopes > 0).any(axis=0) | (centre > 0))
     if not len(rows):
@@ -166,7 +167,7 @@ def greatest(
     at_start = np.asarray([base for base, _ in planes]) + slopes @ start
     steep = float(np.abs(slopes).max(initial=1e-9))
     size = max(1.0, float(np.abs(at_start).max()))
-    unit = size / steep  # the variables: the value, and by how many units each multiplier rises and falls
+    unit = size / steep  # variables: the value, then each multiplier's rise and its fall in these units
     count = len(rows)
     matrix = np.zeros((len(planes) + 1, 1 + 2 * count))
     matrix[:-1, 0] = 1.0

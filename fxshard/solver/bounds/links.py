@@ -1,8 +1,8 @@
-"""What message passing runs on: tables between two nodes, on classes of their states that the table tells apart.
+"""The pairwise tables of message passing, over classes of states with equal costs.
 
-An edge is one link. A transfer is a link per reader, on layouts instead of states; where several readers want the same
-layout its price is split between them, evenly at first. After every pair of sweeps `Splits.rebalance` takes from each link what
-it had no use for and gives it to all alike, which never lowers the bound.
+An edge is one link. A transfer is a link per reader, with layouts as classes. Where several readers want the same layout, its price is
+split between their links, evenly at first. After every pair of sweeps `Splits.rebalance` takes the slack of each link and redistributes it
+evenly, which never lowers the bound.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fxshard.solver.problem.transfers import Transfer
 
 @dataclass(frozen=True)
 class Link:
-    """A table between nodes i < j: `rows` (k_i,) and `columns` (k_j,) give the class of each state, `shape` says how many.
+    """A table between nodes i < j. rows (k_i,), columns (k_j,): the class of each state. shape: the numbers of classes.
 
-    transfer, reader: whose reader it is of the model's transfers and theirs, -1 for an edge; its classes are the layouts
-    that occur, ascending.
+    transfer, reader: indexes of the transfer and of its reader, -1 for an edge. The classes of a transfer are the layouts that occur,
+    ascending.
     """
 
     i: int
@@ -37,7 +37,7 @@ class Link:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Its nodes."""
+        """The two nodes."""
         return self.i, self.j
 
     def classes(self, end: int) -> IntArray:
@@ -46,12 +46,11 @@ class Link:
 
 
 class Splits:
-    """The links of a model and their tables, those of transfers as they are split between readers now.
+    """The links of a model and their tables, with the current split of the prices of transfers between readers.
 
-    values: all tables, one after the other and each row by row, that of a link at `start`; those that never change and are alike, as
-    those of layers are, stand there once. own: where each begins, and the last one ends, in arrays that have one for each link.
-    sharing: which of them hold prices that are shared. rates: (uses,) what a unit of each use of transfers costs, in the prices
-    that are split.
+    values: all tables, flattened; a link's table begins at `start`. Constant tables that are the same array (repeated layers) are stored
+    once. own: (links + 1,) the offsets in arrays that hold a separate table per link. sharing: the links with shared prices.
+    rates: (uses,) the cost per unit of each use of transfers that the prices include.
     """
 
     def __init__(self, model: Model) -> None:
@@ -75,7 +74,7 @@ class Splits:
         self.shared[self.sharing.link] = 1
 
     def _laid_out(self) -> tuple[IntArray, FloatArray]:
-        """Where the table of each link begins, (links,), and the values."""
+        """(links,) the start of each link's table, and the values."""
         places: dict[int, int] = {}
         start, end, parts = np.zeros(len(self.links), dtype=np.int64), 0, []
         for k, (table, fixed) in enumerate(zip(self._tables, self._fixed, strict=True)):
@@ -90,7 +89,7 @@ class Splits:
 
     @cached_property
     def _priced(self) -> tuple[Sharing, IntArray, IntArray]:
-        """How all transfers are split, and their given layouts that occur, one after the other, and where those of each begin."""
+        """The sharing of all transfers; the layouts that their sources give, concatenated; and the offsets of each transfer's."""
         given = [self._classes(t.have)[0] for t in self._model.transfers]
         return self._sharing(range(len(given))), np.concatenate([*given, np.zeros(0, dtype=np.int64)]), starts([len(one) for one in given])
 
@@ -121,17 +120,17 @@ class Splits:
         )
 
     def table(self, index: int, values: FloatArray | None = None) -> FloatArray:
-        """A link's part, (classes of i, classes of j), of values that each link has its own of; of the tables as they are by default."""
+        """A link's table (classes of i, classes of j): the current one, or its part of `values`, which has a separate table per link."""
         rows, columns = self.links[index].shape
         whole, start = (self.values, self.start[index]) if values is None else (values, self.own[index])
         return whole[start : start + rows * columns].reshape(rows, columns)
 
     def rebalance(self, slack: FloatArray) -> None:
-        """Share out evenly what the links can spare. slack: laid out as `values`, how much each may fall without harm."""
+        """Redistribute the slack of links evenly. slack: laid out as `values`, how far each entry may fall without lowering a message."""
         rebalance(self.values, slack, self.sharing)
 
     def price(self, rates: FloatArray) -> None:
-        """Take other rates of the uses of transfers, (uses,) cost per unit: prices rise or fall where they were finite."""
+        """Change the rates of the uses of transfers, (uses,) cost per unit, and update the finite prices."""
         moved = self._model.moving.flat
         reprice(self.values, *self._priced, self._model.transfers.flat, Priced(moved.first, moved.flat, rates, self.rates))
         self.rates[:] = rates
@@ -142,7 +141,7 @@ class Splits:
         self._fixed.append(fixed)
 
     def _add(self, index: int, transfer: Transfer) -> None:
-        """The links of one transfer, whose tables change where readers share its price, or rows count it."""
+        """Add the links of one transfer. Their tables are constant if it has one reader and no row uses it."""
         self._first.append(len(self.links))
         given, have = self._classes(transfer.have)
         wants = [self._classes(want) for _, want in transfer.readers]
@@ -159,7 +158,7 @@ class Splits:
             self._link(link, table, fixed)
 
     def _classes(self, layouts: IntArray) -> tuple[IntArray, IntArray]:
-        """The layouts that occur, ascending, and which of them each state has; layers repeat, so arrays do."""
+        """The layouts that occur, ascending, and the index of each state's among them; cached, since repeated layers have equal arrays."""
         key = layouts.tobytes()
         if key not in self._known:
             values, inverse = np.unique(layouts, return_inverse=True)
@@ -168,7 +167,7 @@ class Splits:
 
 
 def _split_evenly(prices: FloatArray, given: IntArray, wants: Sequence[IntArray], across: Sequence[bool]) -> list[FloatArray]:
-    """A table per reader, (given, wanted) or across: a price that several want is split evenly, the first of them has what is over."""
+    """A table per reader, (given, wanted), transposed if `across`. Shared prices are split evenly; the first reader takes the remainder."""
     width = prices.shape[1]
     count = np.bincount(np.concatenate([*wants]), minlength=width)
     even: FloatArray = np.floor(prices[given] / np.maximum(count, 1))

@@ -1,4 +1,4 @@
-"""Rows as prices: the Lagrangian of their limits, in integers that never promise too much."""
+"""The Lagrangian of the rows' limits, in integers rounded so that bounds stay valid."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fxshard.solver.problem.model import Model
 from fxshard.solver.problem.transfers import Transfers
 
 NOTHING = 1e-250
-"""Multipliers that add up to less count as none: floats that small lose digits."""
+"""Multipliers with a smaller sum count as zero, since floats that small lose digits."""
 
 
 class RowPrices:
-    """Turns multipliers lambda (rows,), cost per unit of each row and at most its slope, into costs of nodes and prices of transfers."""
+    """Converts multipliers lambda (rows,), cost per unit of a row, at most its slope, into node costs and transfer prices."""
 
     def __init__(self, model: Model) -> None:
         self.limits, self.slopes = model.limits, model.slopes
@@ -23,7 +23,7 @@ class RowPrices:
         self._uses = model.use_table
 
     def round(self, multipliers: FloatArray) -> FloatArray:
-        """Nearby multipliers >= 0, no greater than the slopes, whose cumulative sums are exact in float64."""
+        """Nearby multipliers between 0 and the slopes, with cumulative sums that are exact in float64."""
         multipliers = np.minimum(multipliers, self.slopes)
         total = float(multipliers.sum())
         if total <= NOTHING:
@@ -42,14 +42,14 @@ class RowPrices:
         return np.asarray(cumulated[self._moving.hi] - cumulated[self._moving.lo])
 
     def transfers(self, multipliers: FloatArray) -> Transfers | None:
-        """The transfers at prices that include lambda u, None where no row counts any."""
+        """The transfers with prices that include lambda u, None where no row uses transfers."""
         if self._moving.empty:
             return None
         extra = self._moving.weighted(_cumulated(multipliers), len(self._transfers))
         return Transfers(replace(t, prices=t.prices + _down(more)) for t, more in zip(self._transfers, extra, strict=True))
 
     def priced(self, model: Model, multipliers: FloatArray) -> Model:
-        """A model in which rows cost their multipliers; it is returned as it is where none does."""
+        """The model with the multipliers included in costs and prices; the same object if they are all 0."""
         if not multipliers.any():
             return model
         theta = np.concatenate([*model.costs, np.zeros(0)]) + self.prices(multipliers)
@@ -58,7 +58,7 @@ class RowPrices:
         return replace(model, costs=costs, transfers=model.transfers if transfers is None else transfers)
 
     def allowance(self, multipliers: FloatArray) -> float:
-        """lambda . limits, an integer rounded up: what the prices of a plan that fits cannot exceed."""
+        """lambda . limits, rounded up to an integer: an upper bound on the priced use of any plan that fits."""
         total = float(multipliers @ self.limits)
         return float(np.ceil(total + 1e-13 * float(multipliers @ np.abs(self.limits)))) + 1.0 if multipliers.any() else 0.0
 
@@ -68,5 +68,5 @@ def _cumulated(multipliers: FloatArray) -> FloatArray:
 
 
 def _down(terms: FloatArray | float) -> FloatArray:
-    """Whole numbers no greater: each product may have been rounded up."""
+    """The terms rounded down, with an allowance for products that were rounded up."""
     return np.asarray(np.floor(np.asarray(terms) * (1 - 2.0**-50)))

@@ -1,7 +1,7 @@
-"""Reduced-cost fixing: states and pairs that the bound proves to be in no better plan are forbidden.
+"""Reduced-cost fixing: forbid the states and pairs that the bound excludes from every better plan.
 
-After a sweep the model is a sum of nonnegative slacks on top of the bound. A second pass in the other direction
-collects along the chains what each state costs at least (its *excess*); what reaches the cutoff goes.
+After a sweep the model is the bound plus nonnegative slacks. A second pass in the other direction accumulates along the chains the least
+cost of each state above the bound, its *excess*. States and pairs that reach the cutoff are forbidden.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model
 
 HALVINGS = 12
-"""Steps of the search for a target."""
+"""Bisection steps in the search for a target."""
 
 
 @dataclass(frozen=True)
 class Slacks:
-    """A model as constant + node costs + slacks of links, with `inf` for what is in no plan below the cutoff.
+    """A model as constant + node costs + slacks of links, with `inf` for entries in no plan below the cutoff.
 
-    costs: per node (k,), with the memory prices taken out again. tables: per link of the sweeper, by classes. splits: the
-    part of each table that is a price split; transfers cost what their prices exceed the splits by on top of all links.
-    excess: (states,) what each state costs at least above the bound, `inf` where that fills the room.
-    room: what a better plan may cost above the bound.
+    costs: per node (k,), without the multipliers' part. tables: per link of the sweeper, by classes. splits: the part of each table that
+    is a split of prices; a transfer costs, on top of the links, the difference between its prices and the splits.
+    excess: (states,) the least cost of each state above the bound, `inf` from `room` on.
+    room: the cutoff less the bound.
     """
 
     constant: float
@@ -39,14 +39,14 @@ class Slacks:
 
 
 def prune(ascent: Ascent) -> Model:
-    """The model rewritten by its slacks; the choices and their costs stay what they were. No transfers."""
+    """The model rewritten by its slacks: the same choices at the same costs. For models without transfers."""
     slacks = find_slacks(ascent, ascent.model.cutoff)
     edges = {link.ends: table for link, table in zip(ascent.sweeper.links, slacks.tables, strict=True)}
     return replace(ascent.model, costs=slacks.costs, edges=edges, constant=slacks.constant, prices=ascent.multipliers)
 
 
 def portion(ascent: Ascent, cutoff: float, entries: int) -> tuple[Model, float]:
-    """What may be in plans below the highest target, up to the cutoff, that leaves about so many pairs at most, and that target.
+    """The model pruned to a target, and that target: the highest one, up to the cutoff, that leaves at most about `entries` pairs.
 
     Raises `Exhausted` where nothing below the cutoff is left.
     """
@@ -71,11 +71,11 @@ def _pairs(slacks: Slacks) -> int:
 
 
 def find_slacks(ascent: Ascent, cutoff: float) -> Slacks:
-    """One more sweep against node order, and what it proves of plans below the cutoff; raises `Exhausted` where there is none."""
+    """The slacks after one more sweep against node order; raises `Exhausted` where it proves that no plan is below the cutoff."""
     model, sweeper = ascent.model, ascent.sweeper
     wiring, splits, nodes = sweeper.wiring, sweeper.splits, sweeper.offset[:-1]
     sweeper.sweep(1)
-    ascent.budget.charge(3 * sweeper.entries)  # what is left is read twice more
+    ascent.budget.charge(3 * sweeper.entries)  # the sweep, then two passes over the slacks
     tables, kept = sweeper.slacks()
     least = [_least(kept, nodes), _least(tables, splits.own[:-1])]
     if np.isinf(least[0]).any() or np.isinf(least[1]).any():
@@ -95,7 +95,7 @@ def find_slacks(ascent: Ascent, cutoff: float) -> Slacks:
 
 
 def excess_of(ascent: Ascent) -> tuple[FloatArray, float]:
-    """(states,) what each state costs at least above a bound, and that bound, after one more sweep against node order."""
+    """(states,) the least cost of each state above a bound, and that bound, after one more sweep against node order."""
     sweeper = ascent.sweeper
     sweeper.sweep(1)
     ascent.budget.charge(2 * sweeper.entries)
@@ -106,5 +106,5 @@ def excess_of(ascent: Ascent) -> tuple[FloatArray, float]:
 
 
 def _least(values: FloatArray, starts: IntArray) -> FloatArray:
-    """The least of each part; none is empty."""
+    """The least value of each part; no part is empty."""
     return np.minimum.reduceat(values, starts) if len(starts) else np.zeros(0)

@@ -1,8 +1,8 @@
-"""From a model with transfers to an ordinary one: bound it, find plans, prune it, and only then write transfers as tables.
+"""Message passing on a model with transfers, then conversion of what pruning leaves to a model without transfers.
 
-Message passing works on the transfers as they are, in layouts instead of states, and its relaxation is tight where few
-constraints bind. So most often the bound meets a plan at once; otherwise few states are left, and what several readers
-of a value may do together fits in the states of one node.
+Message passing handles transfers directly, by layouts instead of states, and its relaxation is tight where few constraints bind. Most
+often the bound meets a plan at once. Otherwise pruning leaves few states, and the joint choices of a value's source and readers fit in
+the states of one node.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fxshard.solver.reductions.arc_consistency import ArcConsistency
 from fxshard.solver.reductions.memory import ConstantMemory, DominatedTimes
 
 PATIENCE = 0.001
-"""Sweeps go on while four pairs raise the bound by this part of the gap: they are cheap beside the search that follows."""
+"""Sweeps continue while four pairs raise the bound by this fraction of the gap: they are cheap compared with the search that follows."""
 
 MAX_JOINT = 400
-"""States of a node that stands for all that the readers of a value may do; where there are more, a node per layout."""
+"""The most states of a node for the joint choices of a value's source and readers; beyond, a node per layout is used."""
 
 
 class Relaxation:
     """Message passing on a model with transfers.
 
-    choices, value: the best plan known, and its cost; costs of at least `cutoff` are no better. bound: proven for all.
-    undo: leads from choices of the model that messages work on, `ascent.model`, to those of `model`.
+    choices, value: the best plan known, and its cost. cutoff: only cheaper plans are better. bound: the proven lower bound.
+    undo: maps choices of the presolved model, `ascent.model`, to choices of `model`.
     """
 
     def __init__(self, model: Model, choices: IntArray | None, budget: Budget) -> None:
@@ -49,9 +49,10 @@ class Relaxation:
     def from_state(
         self, state: tuple[FloatArray, ...], model: Model, inner: Model, choices: IntArray | None, gap: float, budget: Budget
     ) -> Relaxation:
-        """The same of a narrower model, with a plan of it, if known, from a state of the sweeper on; the two must not be used in turn.
+        """A relaxation of a narrower model that continues from a saved state of the sweeper, which both share: use only one of them.
 
-        inner: what messages work on, of as many states. gap: what a plan must be better by to be worth anything, relative.
+        inner: the presolved form of the narrower model, with the same numbers of states. choices: a plan of `model`, if one is known.
+        gap: the relative improvement below which a plan counts as no better.
         """
         other = copy(self)
         value = np.inf if choices is None else model.evaluate(choices)
@@ -66,11 +67,11 @@ class Relaxation:
 
     @property
     def cutoff(self) -> float:
-        """What a plan must cost less than to be better than the one at hand."""
+        """The cost below which a plan is better than the best known."""
         return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
 
     def begin(self, pairs: int) -> None:
-        """Sweep so many times there and back, and take the plan that the messages then suggest; no bound is recorded."""
+        """Sweep `pairs` times in both directions and decode a plan; records no bound."""
         for _ in range(pairs):
             self.ascent.pair()
             if self.ascent.done:
@@ -78,27 +79,27 @@ class Relaxation:
         self.ascent.decoded()
 
     def run(self) -> None:
-        """Raise the bound, and find plans on the way, unless no better one is left."""
+        """Raise the bound and collect plans, unless the bound has reached the cutoff."""
         if self.ascent.bound < self.ascent.cutoff:
             self.ascent.run()
         self.prove(self.ascent.bound)
 
     def below(self, target: float) -> tuple[Model, Undo]:
-        """What may be in a plan that costs less than `target`, without transfers; raises `Exhausted` where nothing may."""
+        """The model pruned to plans that cost less than `target`, without transfers; raises `Exhausted` where there are none."""
         left, undo = self.written(find_slacks(self.ascent, target), target)
         return left, lambda choices: self.undo(undo(choices))
 
     def written(self, slacks: Slacks, target: float) -> tuple[Model, Undo]:
-        """What is left by slacks found for a target, without transfers; leads back to the model that message passing works on."""
+        """The model left by the slacks for a target, without transfers, and the map of its choices to `ascent.model`."""
         left, undo = write_out(self.ascent.model, slacks, self.ascent.sweeper.links)
         return replace(left, prices=self.ascent.multipliers, cutoff=target), undo
 
     def take(self, choices: IntArray) -> float:
-        """Offer a plan of the model that message passing works on."""
+        """Offer a plan of `ascent.model`; returns the new cutoff."""
         return self.offer(self.undo(choices))
 
     def offer(self, choices: IntArray) -> float:
-        """Keep a plan of the whole model if it fits and is better; the cutoff that now holds."""
+        """Keep a plan of `model` if it fits and is better; returns the new cutoff."""
         cost = self.model.evaluate(choices)
         if cost < self.value and self.model.fits(choices):
             self.choices, self.value = choices.copy(), cost
@@ -106,12 +107,12 @@ class Relaxation:
         return self.cutoff
 
     def prove(self, bound: float) -> None:
-        """Record a bound; nothing is known beyond the plan at hand."""
+        """Record a bound, capped at the cutoff."""
         self.bound = max(self.bound, min(bound, self.cutoff))
 
 
 def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, Undo]:
-    """The model of the states that are left, every transfer as tables; costs as its slacks have them."""
+    """The model of the remaining states with the costs of `slacks`, and every transfer as nodes and edges."""
     keep = [np.flatnonzero(np.isfinite(costs)) for costs in slacks.costs]
     if not all(len(states) for states in keep):
         raise Exhausted
@@ -135,7 +136,7 @@ def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, U
 
 @dataclass(frozen=True)
 class _Part:
-    """One reader's link of a transfer by all its layouts (given, wanted): its slack, and that without its split of the price."""
+    """One reader's link of a transfer over all layouts (given, wanted). slack: of the link. rest: the slack without the split price."""
 
     slack: FloatArray
     rest: FloatArray
@@ -154,7 +155,7 @@ def _part(transfer: Transfer, link: Link, table: FloatArray, split: FloatArray) 
 
 
 class _Writer:
-    """The model as it grows: the nodes there were, with the states in `keep`, and then one or more per transfer."""
+    """The model under construction: the original nodes with the states in `keep`, then one or more nodes per transfer."""
 
     def __init__(self, model: Model, slacks: Slacks, keep: list[IntArray]) -> None:
         self.model, self.slacks, self.keep = model, slacks, keep
@@ -165,16 +166,16 @@ class _Writer:
         ]
 
     def uses(self, transfer: int) -> tuple[Use, ...]:
-        """What counts of a transfer."""
+        """The uses of a transfer."""
         return self.model.moved[transfer] if self.model.moved else ()
 
     def edge(self, link: Link, table: FloatArray) -> None:
-        """A link that shares nothing."""
+        """Add a link without shared prices."""
         rows, columns = link.rows[self.keep[link.i]], link.columns[self.keep[link.j]]
         add_edge(self.edges, link.i, link.j, table[np.ix_(rows, columns)])
 
     def transfer(self, index: int, parts: list[_Part]) -> None:
-        """A node for all that source and readers may do together, or, where that is too much, one per layout."""
+        """Add a node for the joint choices of source and readers, or one per layout where there are too many."""
         transfer = self.model.transfers[index]
         have = transfer.have[self.keep[transfer.source]]
         readers = [(node, want[self.keep[node]]) for node, want in transfer.readers]
@@ -190,14 +191,17 @@ class _Writer:
             add_edge(self.edges, node, other, np.where(column[:, None] == layouts, 0.0, np.inf))
 
     def finish(self) -> Model:
-        """All of it."""
+        """The complete model."""
         written = replace(self.model, costs=self.costs, edges=self.edges, uses=self._uses, constant=self.slacks.constant)
         return replace(written, transfers=Transfers(), moved=())
 
     def _by_layout(
         self, transfer: Transfer, have: IntArray, readers: list[tuple[int, IntArray]], parts: list[_Part], uses: tuple[Use, ...]
     ) -> None:
-        """Nodes "the value is there in layout l", and where it counts in rows "is, made of h": required by each reader of l."""
+        """Add a node per layout l with the states absent and present, which every reader of l requires to be present.
+
+        Where rows use the transfer, there is a present state per layout that the source gives.
+        """
         given = np.unique(have)
         for (reader, want), part in zip(readers, parts, strict=True):
             add_edge(self.edges, transfer.source, reader, part.rest[np.ix_(have, want)])
@@ -222,7 +226,7 @@ class _Writer:
 
 
 def _paid(amounts: FloatArray, states: IntArray) -> FloatArray:
-    """Amounts (given, wanted) summed over the distinct layouts of each state: what the source gives, then what each reader wants."""
+    """Per state the sum of amounts (given, wanted) over the distinct wanted layouts; states: (states, 1 + readers), given first."""
     total = np.zeros(len(states))
     for column in range(1, states.shape[1]):
         new = (states[:, 1:column] != states[:, column, None]).all(axis=1)
@@ -233,7 +237,7 @@ def _paid(amounts: FloatArray, states: IntArray) -> FloatArray:
 def _joint(
     prices: FloatArray, have: IntArray, wants: list[IntArray], parts: list[_Part], room: float
 ) -> tuple[IntArray, FloatArray] | None:
-    """(what the source gives, what each reader wants) in all ways that stay within the room, and what each costs."""
+    """All joint choices (layout given, layout wanted by each reader) within the room, and their costs; None beyond MAX_JOINT of them."""
     states, floor = have[:, None], np.zeros(len(have))
     costs = floor
     for want, part in zip(wants, parts, strict=True):

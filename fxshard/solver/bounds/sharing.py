@@ -1,6 +1,6 @@
-"""The loops that split the prices of values between their readers; what they mean stands in `links`.
+"""Compiled loops that split the prices of transfers between readers; `links` explains the splits.
 
-Prices are integers in float64 (`inf` where forbidden): sums are exact, so the order of a loop changes nothing.
+Prices are integers in float64 (`inf` where forbidden): sums are exact, whatever the order of a loop.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from fxshard.solver.problem.transfers import Flat
 
 
 class Sharing(NamedTuple):
-    """The prices that readers share: S transfers with K links in all. A *slot* is a price, (given, layout) of one transfer; its
-    *cells* are what the links of the readers that may want the layout have of it."""
+    """Prices shared by readers: S transfers with K links in all. A *slot* is one price, (given, layout) of one transfer. Its *cells* are
+    the table entries, in the links of readers that can want the layout, that add up to it."""
 
     first: IntArray  # (S + 1,) where the links of each transfer begin
     link: IntArray  # (K,) indexes of links
     start: IntArray  # (K,) where their tables begin in the values
     across: IntArray  # (K,) 1 where the rows of the table are the wanted layouts, not the given ones
-    wanted: IntArray  # (K,) wanted layouts that occur
-    given: IntArray  # (S,) given layouts that occur
-    width: IntArray  # (S,) layouts
-    column: IntArray  # link by link and layout by layout: its place among those wanted, -1 where it does not occur
+    wanted: IntArray  # (K,) number of wanted layouts that occur
+    given: IntArray  # (S,) number of given layouts that occur
+    width: IntArray  # (S,) number of layouts
+    column: IntArray  # per link and layout: the layout's index among those wanted, -1 where it does not occur
     column_start: IntArray  # (K + 1,)
 
 
 class Priced(NamedTuple):
-    """What a unit of each use of transfers costs, U of them, now and before."""
+    """The rates (cost per unit) of U uses of transfers, now and before."""
 
     first: IntArray  # (T + 1,) where the uses of each transfer begin
     amounts: Flat  # of U transfers whose prices are the amounts
@@ -40,7 +40,7 @@ class Priced(NamedTuple):
 
 @compiled
 def cells_of(sharing: Sharing, transfer: int, given: int, layout: int, cells: IntArray) -> int:
-    """Fills in the cells of a slot; how many there are."""
+    """Write the cells of a slot into `cells`; returns their number."""
     count = 0
     for k in range(sharing.first[transfer], sharing.first[transfer + 1]):
         column = sharing.column[sharing.column_start[k] + layout]
@@ -53,10 +53,10 @@ def cells_of(sharing: Sharing, transfer: int, given: int, layout: int, cells: In
 
 @compiled
 def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
-    """Take what the cells of each slot can spare, and share it out evenly, the odd rest to the first.
+    """Collect the slack of the cells of each slot and redistribute it evenly; the first needy cell gets the remainder.
 
-    A cell with `inf` to spare needs nothing, and gets nothing where others do. All slots of a given layout are done together,
-    reader by reader, as their tables lie in memory.
+    A cell with infinite slack gets nothing unless all cells of the slot are such. All slots of a given layout are processed together,
+    reader by reader, in the order of the tables in memory.
     """
     room = 1 if not len(sharing.width) else sharing.width.max()
     pool, needy, chosen, each = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
@@ -95,7 +95,7 @@ def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
 def take(
     row: FloatArray, slack: FloatArray, step: int, columns: IntArray, k: int, pool: FloatArray, needy: FloatArray, chosen: FloatArray
 ) -> None:
-    """Take what the cells of a reader can spare, every `step`-th of a row by column, into the pools of their layouts."""
+    """Move the slack of a reader's cells into the pools of their layouts; the cells are `step` apart in `row`, in column order."""
     for layout in range(len(columns)):
         if columns[layout] >= 0:
             cell = step * columns[layout]
@@ -110,7 +110,7 @@ def take(
 
 @compiled
 def take_all(row: FloatArray, slack: FloatArray, k: int, pool: FloatArray, needy: FloatArray, chosen: FloatArray) -> None:
-    """The same where the cells are in the order of the layouts, all of them."""
+    """As `take`, for a reader that can want every layout, with contiguous cells in layout order."""
     for layout in range(len(row)):
         value, spare = row[layout], slack[layout]
         needs = 1.0 if spare < np.inf else 0.0
@@ -126,7 +126,7 @@ def take_all(row: FloatArray, slack: FloatArray, k: int, pool: FloatArray, needy
 def give(
     row: FloatArray, slack: FloatArray, step: int, columns: IntArray, k: int, each: FloatArray, rest: FloatArray, chosen: FloatArray
 ) -> None:
-    """Give the cells of a reader that need it their part, and the rest where it was chosen."""
+    """Add to the needy cells of a reader their equal part, and the remainder where this reader was chosen for it."""
     for layout in range(len(columns)):
         if columns[layout] >= 0:
             cell = step * columns[layout]
@@ -136,7 +136,7 @@ def give(
 
 @compiled
 def give_all(row: FloatArray, slack: FloatArray, k: int, each: FloatArray, rest: FloatArray, chosen: FloatArray) -> None:
-    """The same where the cells are in the order of the layouts, all of them."""
+    """As `give`, for a reader that can want every layout, with contiguous cells in layout order."""
     for layout in range(len(row)):
         part = each[layout] if slack[layout] < np.inf else 0.0
         row[layout] += part + (rest[layout] if chosen[layout] == k else 0.0)
@@ -144,10 +144,10 @@ def give_all(row: FloatArray, slack: FloatArray, k: int, each: FloatArray, rest:
 
 @compiled
 def reprice(values: FloatArray, sharing: Sharing, layouts: IntArray, layout_start: IntArray, prices: Flat, priced: Priced) -> None:
-    """Make the cells of each slot add up to its price with what its uses cost at other rates: a rise is shared evenly, a fall taken in
-    proportion, the odd rest goes to the first.
+    """Update the cells of each slot for new rates, so that they add up to the price plus the cost of its uses.
 
-    sharing: of all transfers. layouts: the given layouts that occur, transfer by transfer at `layout_start`; `prices` without uses.
+    A rise is shared evenly, a fall in proportion to the cells; the first cell takes the remainder.
+    sharing: of all transfers. layouts: the given layouts that occur, per transfer from `layout_start` on. prices: without uses.
     """
     cells = np.empty(len(sharing.link) + 1, dtype=np.int64)
     for transfer in range(len(sharing.given)):

@@ -1,6 +1,6 @@
-"""The loops of message passing, over links as flat arrays; what they mean stands in `sweeps` and `pruning`.
+"""Compiled loops of message passing over links as flat arrays; `sweeps` and `pruning` explain the method.
 
-Costs are integers in float64 (`inf` where forbidden): sums are exact, so the order of a loop changes nothing.
+Costs are integers in float64 (`inf` where forbidden): sums are exact, whatever the order of a loop.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from fxshard.solver.problem.arrays import FloatArray, IntArray
 from fxshard.solver.problem.compiled import compiled
 
 DENSE = 3
-"""Part of the columns (a third) of which enough are left that reading all of them in turn is no slower."""
+"""If at least a third of the columns are left, reading all of them contiguously is no slower than reading those by index."""
 
 
 class Wiring(NamedTuple):
-    """Links of n nodes, L of them. *End* 0 of a link is its first node (rows of its table), end 1 its second.
+    """L links of n nodes. *End* 0 of a link is its first node (the rows of its table), end 1 its second.
 
-    Direction 0 runs in node order and sends from end 0 to end 1, direction 1 the other way.
+    Direction 0 runs in node order and sends from end 0 to end 1; direction 1 is the reverse.
     """
 
     offset: IntArray  # (n + 1,) where each node's states begin
     ends: IntArray  # (2, L) nodes
     sizes: IntArray  # (2, L) classes of each end
     table: IntArray  # (L,) where each table begins in the values, row by row; several links may have one table
-    own: IntArray  # (L + 1,) where it would if each link had its own
+    own: IntArray  # (L + 1,) where each table begins in arrays with a separate table per link
     classes: IntArray  # the class of each state, link by link and end by end
-    start: IntArray  # (2, L) where in them an end begins
+    start: IntArray  # (2, L) where in `classes` an end begins
     message: IntArray  # (2, L + 1) where the message of a direction begins: a number per class of its receiver
     first: IntArray  # (2, n + 1) where in `leaving` the links that a node sends over begin
     leaving: IntArray  # (2, L) links by sender
@@ -47,9 +47,9 @@ def sweep(
     cap: float,
     slack: FloatArray,
 ) -> tuple[float, int]:
-    """Send all messages of a direction: (the bound without the constant, how many states and pairs were read or passed over).
+    """Update all messages of a direction; returns (the bound without the constant, the number of states and pairs read or skipped).
 
-    Direction 1 fills in the slack of split tables. Work goes with the pairs of classes that still have a state: the others are passed over.
+    Direction 1 also computes the slack of split tables. Pairs of classes without an allowed state are skipped.
     """
     count = len(wiring.offset) - 1
     total, read = 0.0, 0
@@ -75,7 +75,7 @@ def sweep(
                 given[k] = np.inf
             classes = wiring.start[direction, link]
             other = wiring.ends[1 - direction, link]
-            read += 2 * (high - low + wiring.offset[other + 1] - wiring.offset[other])  # passing over states takes time too
+            read += 2 * (high - low + wiring.offset[other + 1] - wiring.offset[other])  # skipping states takes time too
             for state in range(low, high):
                 k = wiring.classes[classes + state - low]
                 given[k] = min(given[k], np.floor(weights[state] * share[node]))
@@ -123,7 +123,7 @@ def sweep(
 
 @compiled
 def forward_row(row: FloatArray, given: float, message: FloatArray, left: IntArray, dense: bool) -> None:
-    """Lower what arrives at the columns (at least those left) to a row of a table with what its sender gives."""
+    """Lower the message to the columns by one row of a table plus what its sender gives; dense: all columns, not only those left."""
     if dense:
         for b in range(len(row)):
             message[b] = min(message[b], row[b] + given)
@@ -134,7 +134,7 @@ def forward_row(row: FloatArray, given: float, message: FloatArray, left: IntArr
 
 @compiled
 def backward_row(row: FloatArray, given: FloatArray, left: IntArray, dense: bool) -> float:
-    """The least of a row of a table with what the columns give, `inf` where none are left."""
+    """The least entry of a row plus what its column gives, `inf` where no columns are left."""
     least = np.inf
     if dense:
         for b in range(len(row)):
@@ -147,7 +147,7 @@ def backward_row(row: FloatArray, given: FloatArray, left: IntArray, dense: bool
 
 @compiled
 def spare_row(row: FloatArray, given: FloatArray, message: float, slack: FloatArray) -> None:
-    """What the pairs of a row could cost less without harm to the message, `inf` where they are forbidden."""
+    """Set slack to how much cheaper each pair of a row could be without lowering the message; all `inf` where the message is `inf`."""
     if message == np.inf:
         for b in range(len(row)):
             slack[b] = np.inf
@@ -158,7 +158,7 @@ def spare_row(row: FloatArray, given: FloatArray, message: float, slack: FloatAr
 
 @compiled
 def left_by_class(wiring: Wiring, weights: FloatArray, link: int, end: int, left: FloatArray) -> None:
-    """0 for the classes of a link's end that still have a state, `inf` for the others."""
+    """Set left to 0 for the classes of a link's end with an allowed state, to `inf` for the others."""
     node = wiring.ends[end, link]
     for k in range(wiring.sizes[end, link]):
         left[k] = np.inf
@@ -170,7 +170,7 @@ def left_by_class(wiring: Wiring, weights: FloatArray, link: int, end: int, left
 
 @compiled
 def indices_left(values: FloatArray, count: int, indices: IntArray) -> int:
-    """Fills in which of the first values are finite; how many are."""
+    """Write the indices of the finite ones among the first `count` values; returns their number."""
     found = 0
     for k in range(count):
         if values[k] < np.inf:
@@ -181,7 +181,7 @@ def indices_left(values: FloatArray, count: int, indices: IntArray) -> int:
 
 @compiled
 def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArray, messages: FloatArray, choices: IntArray) -> bool:
-    """Choose node by node in a direction, given its messages; whether every node had a state that is allowed."""
+    """Choose a state node by node in a direction, by its messages; whether every node had an allowed state."""
     rest = weights.copy()
     for link in range(len(wiring.shared)):
         receiver, arriving = wiring.ends[1 - direction, link], wiring.message[direction, link]
@@ -211,20 +211,20 @@ def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArr
 
 
 class Messages(NamedTuple):
-    """Where message passing stands."""
+    """The state of message passing."""
 
     values: FloatArray  # the tables
     weights: FloatArray  # (states,)
     forward: FloatArray  # of direction 0
     backward: FloatArray
-    share: FloatArray  # (n,) part of its weights that a node gives each chain
+    share: FloatArray  # (n,) fraction of its weights that a node gives each chain
 
 
 @compiled
 def link_slacks(wiring: Wiring, link: int, at: Messages, given: FloatArray, left: FloatArray, table: FloatArray) -> float:
-    """After a sweep of direction 1: fills in what the table of a link has left, row by row; the least of it.
+    """After a sweep of direction 1: set table to the reparameterised table of a link, row by row; returns its least entry.
 
-    given, left: room for a number per class; afterwards the first holds what the sender gave.
+    given, left: buffers of a number per class; given holds afterwards what the sender gave.
     """
     left_by_class(wiring, at.weights, link, 0, left)
     sender, rows, columns = wiring.ends[1, link], wiring.sizes[0, link], wiring.sizes[1, link]
@@ -247,9 +247,9 @@ def link_slacks(wiring: Wiring, link: int, at: Messages, given: FloatArray, left
 
 @compiled
 def slacks(wiring: Wiring, at: Messages, tables: FloatArray, least: FloatArray) -> FloatArray:
-    """After a sweep of direction 1: fills in the least that each table has left, and returns what the states keep, (states,).
+    """After a sweep of direction 1: set least to the least entry of each reparameterised table; returns the states' own costs, (states,).
 
-    tables: filled in with what each has left, the table of each link on its own; or room for the largest, and of no use afterwards.
+    tables: set to all reparameterised tables, one per link; or a buffer of the size of the largest table.
     """
     kept = at.weights[: wiring.offset[-1]].copy()
     width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
@@ -268,7 +268,7 @@ def slacks(wiring: Wiring, at: Messages, tables: FloatArray, least: FloatArray) 
 
 @compiled
 def collect(wiring: Wiring, tables: FloatArray, kept: FloatArray, chains: FloatArray, arrived: FloatArray) -> FloatArray:
-    """What each state costs at least, (states,), in node order; `arrived` (as messages of direction 0): what came over each link."""
+    """(states,) the least cost of each state, accumulated in node order. arrived: set to what each link contributes, as messages."""
     excess = kept.copy()
     given = np.empty(1 if not len(wiring.ends[0]) else wiring.sizes.max())
     for node in range(len(wiring.offset) - 1):
@@ -282,7 +282,7 @@ def collect(wiring: Wiring, tables: FloatArray, kept: FloatArray, chains: FloatA
 
 @compiled
 def collect_brief(wiring: Wiring, at: Messages, least: FloatArray, kept: FloatArray, chains: FloatArray) -> FloatArray:
-    """The same of tables that are made link by link, less the least of each: a third of the memory where a model is large."""
+    """As `collect`, but computes each table on the fly, less its least entry: a third of the memory of a large model."""
     excess = kept.copy()
     width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
     given, left, came = np.empty(width), np.empty(width), np.empty(width)
@@ -301,7 +301,7 @@ def collect_brief(wiring: Wiring, at: Messages, least: FloatArray, kept: FloatAr
 
 @compiled
 def collect_link(wiring: Wiring, link: int, table: FloatArray, given: FloatArray, came: FloatArray, excess: FloatArray) -> None:
-    """Fills in what comes over a link where its sender gives so much by class, and adds it to its receiver's states."""
+    """Set came to what a link contributes to each class of its receiver, and add it to the receiver's states. given: by sender class."""
     rows, columns = wiring.sizes[0, link], wiring.sizes[1, link]
     for b in range(columns):
         came[b] = np.inf
@@ -316,7 +316,7 @@ def collect_link(wiring: Wiring, link: int, table: FloatArray, given: FloatArray
 
 @compiled
 def least_by_class(wiring: Wiring, values: FloatArray, link: int, end: int, parts: float, least: FloatArray) -> None:
-    """The least of each class of a link's end, of values (states,) divided into parts and rounded down."""
+    """Set least to the least of floor(values / parts) over the states of each class of a link's end; values: (states,)."""
     node = wiring.ends[end, link]
     for k in range(wiring.sizes[end, link]):
         least[k] = np.inf
@@ -328,7 +328,7 @@ def least_by_class(wiring: Wiring, values: FloatArray, link: int, end: int, part
 
 @compiled
 def forbid_pairs(wiring: Wiring, tables: FloatArray, excess: FloatArray, arrived: FloatArray, chains: FloatArray, room: float) -> None:
-    """`inf` where a pair's slack with the excess of its first state, or of all else at its second, fills the room."""
+    """Set to `inf` the pairs of which the slack reaches the room, with the excess of the first state or the rest of the second's added."""
     width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
     part, whole, others = np.empty(width), np.empty(width), np.empty(width)
     for link in range(len(wiring.shared)):

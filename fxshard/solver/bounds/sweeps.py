@@ -1,8 +1,8 @@
 """Sequential tree-reweighted message passing (TRW-S).
 
-Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (PAMI 2006). Everything is an integer
-in float64 and messages are capped so that sums stay below 2^53: the bound is exact, and it is valid for any messages
-whatever, and for any split of shared prices (`links.Splits`).
+Kolmogorov, "Convergent tree-reweighted message passing for energy minimization" (PAMI 2006). All numbers are integers in float64, and
+messages are capped so that sums stay below 2^53. The bound is therefore exact; it is valid for any messages and for any split of shared
+prices (`links.Splits`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fxshard.solver.problem.model import Model
 
 
 class Sweeper:
-    """Messages of one model, and the bounds and plans they give.
+    """The messages of one model, with the bounds and plans that they give.
 
-    `weights` is S (states,): node costs plus all incoming messages. Direction 0 runs in node order, direction 1 against
-    it. A message holds a number per class of its receiver: many states of a node may be one class to a link.
+    weights: S (states,), node costs plus all incoming messages. Direction 0 runs in node order, direction 1 against it. A message is a
+    number per class of its receiver's states.
     """
 
     def __init__(self, model: Model) -> None:
@@ -42,13 +42,13 @@ class Sweeper:
         self._share = 1.0 / self.chains
         self._slack = np.zeros(len(self.splits.values))
         self.entries = len(self.theta) + int(self.splits.own[-1])
-        """What the last sweep touched."""
+        """Entries that the last sweep read."""
         self.decoded_entries = 2 * (len(self.theta) + len(self.wiring.classes))
-        """What decoding touches: of each table one row, by the classes of all states."""
+        """Entries that decoding reads: one row of each table."""
 
     def set_costs(self, theta: FloatArray, rates: FloatArray) -> None:
-        """Replace the node costs (states,), and what the uses of transfers cost (uses,), for another price of memory; messages stay,
-        and what is forbidden is so still."""
+        """Replace the node costs (states,) and the rates of the uses of transfers (uses,) for other multipliers; messages and forbidden
+        states stay."""
         left = np.isfinite(self.theta)
         self.weights[left] += theta[left] - self.theta[left]
         self.theta[left] = theta[left]
@@ -56,16 +56,16 @@ class Sweeper:
             self.splits.price(rates)
 
     def allow(self, allowed: BoolArray) -> None:
-        """Forbid all other states (states,) until a state from before is restored; bounds and plans are then of what is allowed."""
+        """Allow only the states marked (states,), until `restore` brings back an earlier state; bounds then hold for these states only."""
         self.theta[~allowed] = np.inf
         self.weights[~allowed] = np.inf
 
     def state(self) -> tuple[FloatArray, ...]:
-        """Costs, messages and splits as they are, to come back to."""
+        """Copies of costs, messages and splits, for `restore`."""
         return tuple(array.copy() for array in self._arrays())
 
     def restore(self, state: tuple[FloatArray, ...]) -> None:
-        """Come back to a state."""
+        """Return to a state saved by `state`."""
         for array, before in zip(self._arrays(), state, strict=True):
             array[:] = before
 
@@ -73,7 +73,7 @@ class Sweeper:
         return self.theta, self.weights, *self.messages, self.splits.values, self.splits.rates
 
     def sweep(self, direction: int) -> float:
-        """Update all messages in one direction, after direction 1 the splits too; the bound that they prove, `inf` if none is allowed."""
+        """Update all messages in one direction, and after direction 1 the splits; returns the bound, `inf` if no choice is allowed."""
         sent, back, values = self.messages[direction], self.messages[1 - direction], self.splits.values
         total, read = kernels.sweep(self.wiring, direction, values, self.weights, sent, back, self._share, self.cap, self._slack)
         self.entries = read
@@ -82,27 +82,27 @@ class Sweeper:
         return self.model.constant + total
 
     def decode(self, direction: int) -> IntArray | None:
-        """Choices made in node order, each conditioned on those before and on messages for those to come."""
+        """Choices made node by node in a direction, each given the earlier choices and the messages of the later nodes."""
         choices = np.zeros(len(self.model), dtype=np.int64)
         found = kernels.decode(self.wiring, direction, self.splits.values, self.weights, self.messages[direction], choices)
         return choices if found else None
 
     def slacks(self) -> tuple[FloatArray, FloatArray]:
-        """After a sweep of direction 1: what each table has left once the senders' shares are added, and what states keep, (states,).
+        """After a sweep of direction 1: the reparameterised tables of all links, and node costs (states,).
 
-        Both are nonnegative up to constants, and with the surcharges of transfers they add up to the model's cost.
+        Both are nonnegative up to constants. With the surcharges of transfers (prices less splits) they add up to the model's cost.
         """
         tables = np.empty(int(self.splits.own[-1]))
         return tables, kernels.slacks(self.wiring, self._at(), tables, np.empty(len(self.links)))
 
     def least_slacks(self) -> tuple[FloatArray, FloatArray]:
-        """The same with the least alone that each table has left, (links,)."""
+        """As `slacks`, with only the least entry of each table, (links,)."""
         least = np.empty(len(self.links))
         room = np.empty(int(np.diff(self.splits.own).max(initial=0)))
         return least, kernels.slacks(self.wiring, self._at(), room, least)
 
     def excess(self, least: FloatArray, kept: FloatArray) -> FloatArray:
-        """What each state costs at least, (states,), above what all links and nodes keep in any case: see `kernels.collect`."""
+        """(states,) the least cost of each state above the minima of all links and nodes: see `kernels.collect`."""
         return kernels.collect_brief(self.wiring, self._at(), least, kept, self.chains)
 
     def _at(self) -> Messages:

@@ -1,7 +1,7 @@
-"""Messages of a tied model as those of the whole, to begin with.
+"""Initialise the messages of a model from those of its tied model (`tied_model`).
 
-A link of a tied model stands for many of the whole: each gets its part of the messages, and of the prices that readers share. Bounds hold
-for any messages and splits; these come from where many sweeps have been, each a small part of one of the whole.
+A link of the tied model stands for many links of the whole; each of these gets an equal part of its messages and of its shared prices.
+Bounds hold for any messages and splits. These are good ones, since sweeps over the tied model are cheap.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fxshard.solver.problem.arrays import FloatArray, IntArray
 
 
 def spread(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None:
-    """Give a sweeper that has not begun the messages and splits of a tied one, whose nodes have as many states.
+    """Set the messages and splits of a fresh sweeper from those of a tied one; nodes have the same numbers of states in both.
 
     of: (nodes of the whole,) the class of each. links: (links of the whole,) the link of the tied model that each is part of, -1 for none.
     """
@@ -32,14 +32,14 @@ def spread(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None
         stands = tuple(links[shared].tolist()), tuple(sharing.across[first:last].tolist())
         if min(stands[0]) < 0:
             continue
-        if stands not in made:  # transfers whose links stand for the same are alike
+        if stands not in made:  # transfers with the same tied links have the same split
             made[stands] = _split(tied, whole, shared, links, counts)
         for k, table in zip(shared, made[stands], strict=False):
             whole.splits.table(k)[:] = table
 
 
 def _by_state(whole: Sweeper, end: int) -> FloatArray:
-    """What arrives at each state, (states,), over all links of which its node is this end."""
+    """(states,) the sum of the messages to each state over the links that have its node at this end."""
     wiring = whole.wiring
     nodes = wiring.ends[end]
     states = np.diff(whole.offset)[nodes]
@@ -58,9 +58,10 @@ def _parts(tied: Sweeper, link: int, count: int) -> tuple[FloatArray, FloatArray
 
 
 def _split(tied: Sweeper, whole: Sweeper, shared: list[int], links: IntArray, counts: IntArray) -> list[FloatArray]:
-    """The prices of one transfer, split as in the tied model, a table per reader; the first reader of each gets what rounding leaves.
+    """The prices of one transfer, split as in the tied model, a table per reader; the first reader takes the rounding remainder.
 
-    None, and so as it was, where that would be more than the prices, since transfers with other numbers of readers were made one.
+    An empty list (the split stays as it was) where the parts would exceed the prices, as can happen when the tied model merged transfers
+    with different numbers of readers.
     """
     transfer = whole.model.transfers[whole.links[shared[0]].transfer]
     allowed = np.isfinite(transfer.prices)

@@ -1,5 +1,5 @@
-"""Problems with limits: the least that a row can be, and why nothing fits.
+"""Infeasible problems: the smallest feasible limit, and explanations of conflicts.
 
-In: a model with limited rows; out: the least fullest row with its bound, or a small set of nodes that conflict.
+In: a problem with limits; out: the smallest feasible limit with its lower bound, or a small set of nodes that conflict.
 Read least.py, then conflicts.py.
 """

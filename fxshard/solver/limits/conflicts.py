@@ -1,4 +1,4 @@
-"""Why a problem has no solution: a small set of nodes that conflict, or the memory that would be needed."""
+"""Explain why a problem has no solution: a small set of conflicting nodes, or the limit that would be needed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fxshard.solver.reductions import reduce
 from fxshard.solver.reductions.arc_consistency import supported
 
 MAX_TESTS = 400
-"""Tests for a conflict."""
+"""The most feasibility tests in the search for a conflict."""
 
 PROOF = 1e-9
-"""Relative difference of sums that counts as none: floats round."""
+"""Relative difference of sums that counts as rounding."""
 
 
 class Limits:
-    """How little the sum of each limit of a problem can be, found out once: by `near` while a plan is looked for, or by `explain`."""
+    """The least sums under each hard limit of a problem, computed once: by `near` during the search, or by `explain` after it."""
 
     def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
@@ -35,7 +35,7 @@ class Limits:
         self._least: dict[int, Least] = {}
 
     def near(self, budget: Budget) -> tuple[list[IntArray], bool]:
-        """Choices that exceed each limit least, and whether it is proven that some limit cannot be kept, or nothing is allowed."""
+        """Per limit the choices that exceed it least, and whether the problem is proven infeasible."""
         try:
             found = [self._found(index, budget) for index in range(len(self._every))]
         except Exhausted:
@@ -44,7 +44,7 @@ class Limits:
         return [least.choices for least in found if least.choices is not None], impossible
 
     def explain(self, budget: Budget) -> InfeasibleError:
-        """The error for a problem known to have no solution; a budget that ends makes it less exact."""
+        """The error for a problem known to have no solution; less exact if the budget ends."""
         model = _hard(self.problem)
         if greedy(model) is None and not possible(model, budget):
             return self._nothing_allowed(model, budget)
@@ -66,16 +66,16 @@ class Limits:
         return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
 
     def least_usage(self, budget: Budget) -> InfeasibleError:
-        """How little memory choices take, of a problem whose only limit that is."""
+        """The least peak memory of a problem with no other limit, as an error that reports it."""
         name, one = self._every[0]
         return _missed(name, one, self._found(0, budget))
 
     def said(self) -> str:
-        """What is known of limits that no plan kept, for a message."""
+        """The findings on the limits that no plan satisfied, for an error message."""
         return "".join(f"; in {name} {miss.args[0].split(': ')[-1]}" for name, miss in self.missed())
 
     def missed(self) -> list[tuple[str, InfeasibleError]]:
-        """Each limit that no plan kept, in words, and how near was come to it."""
+        """Per limit that no plan satisfied: its description, and the closest found."""
         missed = [(self._every[index], least) for index, least in self._least.items() if least.found > 0]
         return [(name, _missed(name, one, least)) for (name, one), least in missed]
 
@@ -93,7 +93,7 @@ class Limits:
 def _missed(name: str, one: PlacementProblem, least: Least) -> InfeasibleError:
     limit = one.rows[0].ceiling if one.rows else usage_ceiling(one.usage_limit or 0.0)
     found, bound = limit + least.found, limit + least.bound
-    if least.choices is not None:  # as it is added up elsewhere
+    if least.choices is not None:  # summed as `PlacementProblem` does, to round alike
         found = one.totals(least.choices)[0] if one.rows else one.peak(least.choices)
     bound = found if found - bound <= PROOF * abs(found) else min(bound, found)
     what = "sum" if one.rows else "peak"
@@ -103,7 +103,7 @@ def _missed(name: str, one: PlacementProblem, least: Least) -> InfeasibleError:
 
 
 def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:
-    """Each limit that may not be exceeded, in words, and the problem with that one alone."""
+    """Each hard limit: its description, and the problem with that limit alone."""
     limits: list[tuple[str, PlacementProblem]] = []
     if problem.usage_limit is not None and problem.all_lives:
         limits.append((f"{problem.usage_limit:.17g} bytes", replace(problem, rows=())))
@@ -114,7 +114,7 @@ def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:
 
 
 def possible(model: Model, budget: Budget) -> bool:
-    """Whether a model without memory has any allowed choice at all; true where the budget ends before that is known."""
+    """Whether a model without rows has any allowed choice; True where the budget ends first."""
     try:
         smaller, _, _ = reduce(model)
     except Exhausted:
@@ -129,7 +129,7 @@ def possible(model: Model, budget: Budget) -> bool:
 
 
 def _hard(problem: PlacementProblem) -> Model:
-    """What is allowed and what is not, as costs 0 and inf; no memory."""
+    """The constraints as a model with costs 0 and inf, without limits and transfers."""
     model = from_problem(replace(problem, usage_limit=None, rows=()))
     costs = [np.where(np.isinf(cost), np.inf, 0.0) for cost in model.costs]
     edges = {pair: np.where(np.isinf(table), np.inf, 0.0) for pair, table in model.edges.items()}
@@ -142,7 +142,7 @@ def _hard(problem: PlacementProblem) -> Model:
 
 
 def _conflict(model: Model, budget: Budget) -> tuple[int, ...]:
-    """A small set of nodes that has no choice by itself; minimal unless that takes too many tests, or longer than the budget."""
+    """A small set of nodes without an allowed joint choice; minimal unless MAX_TESTS or the budget ends the search."""
     nodes = _neighbourhood(model)
     tests, chunk = 0, max(1, len(nodes) // 2)
     while tests < MAX_TESTS and not budget.spent:
@@ -161,7 +161,7 @@ def _conflict(model: Model, budget: Budget) -> tuple[int, ...]:
 
 
 def _neighbourhood(model: Model) -> list[int]:
-    """Nodes that hold a conflict: rings around where arc consistency fails, or all nodes where it does not."""
+    """Nodes that contain a conflict: growing neighbourhoods of the node where arc consistency fails, or all nodes if it does not fail."""
     empty = [node for node, mask in enumerate(supported(model)) if not mask.any()]
     if not empty:
         return list(range(len(model)))

@@ -1,16 +1,16 @@
-"""How little the fullest row can be: the least that is found, and a bound that is a proof.
+"""Find the smallest feasible limit, and a lower bound on it, by minimising the greatest excess as an ordinary cost.
 
     min_x max_t (usage_t(x) - limit_t)
 
-is a problem of the same kind once what limits are exceeded by is a *level* that is chosen and paid for:
+becomes a placement problem if the excess is a *level* that is chosen and paid for:
 
     min level(y) + ties(x)     such that     usage_t(x) - level(y) <= limit_t      for every t.
 
-All choices fit at some level, so that a search for multipliers is never without a plan. At those that balance it the multipliers add up to
-1, which is the dual of the first line. The level is in binary digits, a node each. What else choices cost plays no part; but where
-nothing costs anything, message passing fills all rows that have no multiplier, so that a little is paid for what is used anywhere.
+All choices fit at some level, so the search for multipliers always has a plan. At the optimum the multipliers add up to 1, as in the dual
+of the first line. The level is encoded in binary digits, one node each. The problem's own costs are ignored. With all costs 0, message
+passing would fill every row without a multiplier, so ties(x) charges a little for all use.
 
-A round searches the levels between what is proven and what is found; the next one has finer levels between what is left of that.
+Each round searches the levels between the proven bound and the best value found; the next one subdivides the remaining interval.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from fxshard.solver.reductions.memory import ConstantMemory, DominatedTimes, lar
 from fxshard.solver.search.case_split import search_by_cases
 
 DIGITS = 12
-"""Binary digits of a level."""
+"""The number of binary digits of a level."""
 
 TIES = 0.002
-"""What use is paid for at most, in parts of the levels of a round."""
+"""The largest total charge for use, ties(x), as a fraction of the range of levels of a round."""
 
 FIRST_WORK = 4e8
 GROWTH = 2.5
 WORK = 3.9e9
-"""Table entries that the first round may touch, how many times those of the one before each further one may, and all of them together."""
+"""Work in table entries: of the first round, growth factor per round, and of all rounds together."""
 
 ROUNDS = 8
 ENOUGH = 1e-5
-"""Rounds at most; and the gap, relatively, that is small enough where one was cut."""
+"""The most rounds, and the relative gap that is small enough once a round was cut."""
 
 PAIRS = 40
-"""Pairs of sweeps that bound the multipliers of a round with all costs 0."""
+"""Pairs of sweeps that compute the bound of a round's multipliers with all costs 0."""
 
 NEAR = 1e-9
-"""A plan this near to its bound, relatively, is at it: floats round."""
+"""Relative gap that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Least:
-    """found: the least of the greatest excess over a limit, of `choices` (None: no allowed ones are known); none is below `bound`.
+    """The least greatest excess over a limit. found: the best value, of `choices` (None: no allowed choices known); bound: a lower bound.
 
-    cut: whether the budget ended before the search did.
+    cut: whether the budget ended the search.
     """
 
     found: float
@@ -69,10 +69,10 @@ class Least:
 
 
 def least_excess(problem: PlacementProblem, budget: Budget, known: Least | None = None) -> Least:
-    """By how much the limits of a problem are exceeded at least, negative where they need not be reached.
+    """The least greatest excess over the problem's limits; negative where there is room to spare.
 
-    Ends as soon as choices are found that keep within them; goes on from what is known. Raises `Exhausted` where it is noticed that
-    nothing is allowed at all; otherwise no choices are found then.
+    Continues from `known`, and stops as soon as choices within all limits are found. Raises `Exhausted` where the search proves that no
+    choice is allowed at all.
     """
     raw = from_problem(problem)
     best = _Best(coarsen(raw, 0.0), known)
@@ -89,9 +89,9 @@ def least_excess(problem: PlacementProblem, budget: Budget, known: Least | None 
 
 
 class _Best:
-    """What is known of a model in which nothing costs anything.
+    """The best values so far for a model with all costs 0.
 
-    most: what no choices exceed a limit by. size: of the sums of rows, to which floats round. multipliers: the best of the last round.
+    most: an upper bound on any excess. size: the scale of the rows' sums, for tolerances. multipliers: the best of the last round.
     """
 
     def __init__(self, model: Model, known: Least | None) -> None:
@@ -105,26 +105,26 @@ class _Best:
             self.found, self.bound = known.found, max(self.bound, known.bound)
 
     def offer(self, choices: IntArray | None) -> None:
-        """Keep choices if they exceed less and are allowed."""
+        """Keep choices that are allowed and have a smaller excess."""
         if choices is not None:
             excess = float((self.model.usage(choices) - self.model.limits).max(initial=-np.inf))
             if excess < self.found and np.isfinite(self.model.linear(choices)):
                 self.found, self.choices = excess, choices
 
     def prove(self, bound: float) -> None:
-        """Record a bound; none is above what is found but by rounding."""
+        """Record a bound, capped at the value found, which it exceeds only by rounding."""
         self.bound = max(self.bound, min(bound, self.found))
 
     def near(self, part: float) -> bool:
-        """Whether the limits are kept, or what is found is so near to what is proven, relatively."""
+        """Whether the limits are satisfied, or value and bound are within this relative gap."""
         return self.found <= 0 or self.found - self.bound <= part * self.size
 
 
 @dataclass(frozen=True)
 class _Levels:
-    """A model with levels from `low` to `top`, each of which costs `factor` times what it is above `low`; its last nodes are the digits.
+    """A model with levels from `low` to `top`; a level costs `factor` times its height above `low`. The last nodes are the digits.
 
-    slack: what the cost of a plan may be above its own level, in the units of levels. rows: those of the model before that are left.
+    slack: the most by which a plan's cost may exceed its level, in units of levels. rows: the original indexes of the rows kept.
     """
 
     model: Model
@@ -136,10 +136,10 @@ class _Levels:
 
 
 def _round(best: _Best, budget: Budget) -> None:
-    """Search the levels between what is proven and what is found."""
+    """Search the levels between the proven bound and the value found."""
     levels = _levels(best, best.bound, best.most if best.choices is None else best.found)
     first = None
-    if best.choices is not None:  # from no level at all on, repair pays for one where it frees too little otherwise
+    if best.choices is not None:  # starts at level 0; repair raises the level where it cannot free enough otherwise
         first = np.append(best.choices, np.zeros(DIGITS, dtype=np.int64))
         polished = Polish(levels.model, np.append(best.choices, np.ones(DIGITS, dtype=np.int64)), budget).run()
         first = first if polished is None else polished
@@ -152,7 +152,7 @@ def _round(best: _Best, budget: Budget) -> None:
             best.multipliers[levels.rows] = multipliers / levels.factor
 
     found, bound = search_by_cases(levels.model, first, budget, shown=shown)
-    if bound == np.inf or best.bound == np.inf:  # at the greatest level all fits
+    if bound == np.inf or best.bound == np.inf:  # every allowed choice fits at the greatest level
         raise Exhausted
     if found is not None:
         best.offer(found[:-DIGITS])
@@ -162,17 +162,17 @@ def _round(best: _Best, budget: Budget) -> None:
 
 
 def _levels(best: _Best, low: float, top: float) -> _Levels:
-    """A model of which nothing costs anything, with levels in between; all that keeps to `top` fits."""
+    """The model with levels from `low` to `top`; all choices with an excess of at most `top` fit."""
     model, top = best.model, top + NEAR * best.size
     rows = len(model.limits)
     factor = float(2.0 ** np.floor(SPAN_BITS - 1 - np.log2(best.size)))
     step = (top - low) / (2**DIGITS - 1)
     amounts = [step * 2**digit for digit in range(DIGITS)]
-    digits = [(Use(0, rows, np.asarray([0.0, amount])),) for amount in amounts]  # what is not paid for takes up room
+    digits = [(Use(0, rows, np.asarray([0.0, amount])),) for amount in amounts]  # a digit that is not paid for takes up room
     paid = [np.rint(np.asarray([amount, 0.0]) * factor) for amount in amounts]
     nothing = [np.zeros(2)] * DIGITS
     model = replace(model, costs=[*model.costs, *nothing], uses=[*model.uses, *digits], limits=model.limits + top)
-    model = replace(model, prices=np.arange(rows, dtype=np.float64))  # to know which are left
+    model = replace(model, prices=np.arange(rows, dtype=np.float64))  # marks the rows, to identify those kept
     for step_ in (ConstantMemory(), DominatedTimes()):
         model, _ = step_.apply(model)
     left = model.prices.astype(np.int64)
@@ -187,7 +187,7 @@ def _levels(best: _Best, low: float, top: float) -> _Levels:
 
 
 def _dual(relaxation: Relaxation, top: float) -> float:
-    """What is proven by the best multipliers of a relaxation with all costs 0."""
+    """The bound on the excess given by a relaxation's best multipliers, with all costs 0."""
     ascent = relaxation.ascent
     multipliers = ascent.memory.round(ascent.best_multipliers)
     total = float(multipliers.sum())

@@ -1,7 +1,7 @@
-"""Exact variable elimination: minimise nodes out one by one, in the order that keeps the tables small.
+"""Exact variable elimination (dynamic programming over a tree decomposition), in a greedy order that keeps tables small.
 
-Bertele and Brioschi, "Nonserial dynamic programming" (1972). Exponential in the width of the graph only; aten graphs
-have widths of 5 to 10.
+Bertele and Brioschi, "Nonserial dynamic programming" (1972). Exponential only in the treewidth of the graph, which is 5 to 10 for
+aten graphs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import Model
 
 MAX_TABLE = 20_000_000
-"""Entries of the largest table joined, the eliminated node's states included."""
+"""The most entries of one joined table, the states of the eliminated node included."""
 
 MAX_WORK = 1_500_000_000
-"""Entries of all tables joined."""
+"""The most entries of all joined tables together."""
 
 Factor = tuple[tuple[int, ...], FloatArray]
 
 
 def elimination_order(model: Model, max_table: float = MAX_TABLE, max_work: float = MAX_WORK) -> list[int] | None:
-    """Nodes by their table sizes at the time, ties by index; None where a table or the sum of all grows too large."""
+    """The order that always eliminates the node with the smallest table, ties by index; None where a table or their sum is too large."""
     sizes = [len(cost) for cost in model.costs]
     adjacent = [set(neighbours) for neighbours in model.neighbours()]
     heap = [(_table_size(sizes, adjacent, node), node) for node in range(len(sizes))]
@@ -54,7 +54,7 @@ def elimination_order(model: Model, max_table: float = MAX_TABLE, max_work: floa
 
 
 def eliminate(model: Model, order: list[int], budget: Budget) -> IntArray | None:
-    """The cheapest choices, memory disregarded; None where everything is forbidden or the budget ended."""
+    """The cheapest choices, rows ignored; None where no choice is allowed or the budget ended."""
     factors: list[list[Factor]] = [[] for _ in model.costs]
     position = {node: index for index, node in enumerate(order)}
     for node, cost in enumerate(model.costs):
@@ -87,7 +87,7 @@ def _table_size(sizes: list[int], adjacent: list[set[int]], node: int) -> int:
 def _minimise(
     node: int, factors: list[Factor], position: dict[int, int], model: Model
 ) -> tuple[tuple[int, ...], FloatArray, npt.NDArray[np.uint16]]:
-    """Minimum and first minimiser of the sum of a node's factors, over tables of the other variables in order."""
+    """Minimise the sum of a node's factors over its states: (other variables in order, minimum per assignment, its first minimiser)."""
     names = {name for variables, _ in factors for name in variables} - {node}
     variables = tuple(sorted(names, key=position.__getitem__))
     aligned = [_align(factor, node, variables) for factor in factors]
@@ -105,7 +105,7 @@ def _minimise(
 
 
 def _align(factor: Factor, node: int, variables: tuple[int, ...]) -> FloatArray:
-    """The factor's table with `node` first and one axis, perhaps of length 1, per variable."""
+    """The factor's table with `node` first, then one dim per variable (of length 1 if the factor lacks it)."""
     names, table = factor
     axes = [names.index(node)] + [names.index(name) for name in variables if name in names]
     sizes = [table.shape[names.index(name)] if name in names else 1 for name in variables]

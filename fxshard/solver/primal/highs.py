@@ -1,8 +1,8 @@
-"""HiGHS on what is left: a mixed-integer program over the local polytope.
+"""Solve the remaining model with HiGHS, as a mixed-integer program over the local polytope.
 
 One binary per state; one continuous variable per allowed pair, whose sums over either end equal the states' binaries
-(Wainwright and Jordan 2008); one row per limit, with a variable for what exceeds it where that has a price. It is tight
-where memory does not bind. HiGHS proves with float tolerances (1e-9 asked for); the plan itself is priced exactly.
+(Wainwright and Jordan 2008); one row per limit, with a variable for the overrun where the limit is soft. The relaxation is usually tight
+where memory does not bind. HiGHS proves bounds with float tolerances (1e-9 requested); the plan itself is priced exactly.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import Model
 
 if TYPE_CHECKING:
-    import highspy  # imported by the functions that call it: most plans, and all from the cache, do without
+    import highspy  # imported in the functions that call it, since most plans never need it
 
 OBJECTIVE_RANGE = 1e6
-"""The room between bound and cutoff is scaled to at most this, where HiGHS' absolute tolerances are fine enough."""
+"""The range between bound and cutoff is scaled to at most this, for which HiGHS' absolute tolerances are fine enough."""
 
 LEAST_UNIT = 1e-6
-"""Least coefficient of a variable for what exceeds a limit: HiGHS drops those below 1e-9."""
+"""Least coefficient of an overrun variable: HiGHS drops coefficients below 1e-9."""
 
 NODE_WORK = 50.0
 ITERATION_WORK = 10.0
-"""Work that a node of the search tree and a simplex iteration count as, per entry of the matrix: HiGHS has no unit of its own."""
+"""Work charged for a node of the search tree and for a simplex iteration, per entry of the matrix."""
 
 ITERATIONS = 0.1
-"""Simplex iterations per entry of the matrix, roughly (IOPDDL V)."""
+"""Approximate number of simplex iterations per entry of the matrix (measured on IOPDDL V)."""
 
 MOST_ENTRIES = 20_000_000
-"""Of a matrix: about a gigabyte."""
+"""The most entries of a matrix: about a gigabyte."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """choices: cheapest found, None if none. bound: no choices that fit cost less, or none below the cutoff (`inf`: none at all there)."""
+    """choices: the cheapest found, None if none. bound: a lower bound on choices that fit and cost less than the cutoff (`inf`: none)."""
 
     choices: IntArray | None
     bound: float
@@ -60,7 +60,7 @@ class _Columns:
 
 
 def too_large(model: Model, budget: Budget) -> bool:
-    """Whether the matrix, or the work that its relaxation is likely to take, is beyond what is left; only seconds end one once begun."""
+    """Whether the matrix is too large, or its relaxation likely to take more work than is left; only a time limit can interrupt HiGHS."""
     entries = 3.0 * sum(int(np.isfinite(table).sum()) for table in model.edges.values())
     entries += sum(int(np.count_nonzero(use.amount)) * (use.hi - use.lo) for uses in model.uses for use in uses)
     work = ITERATION_WORK * ITERATIONS * entries**2  # iterations grow as the entries do
@@ -68,7 +68,7 @@ def too_large(model: Model, budget: Budget) -> bool:
 
 
 def solve_mip(model: Model, budget: Budget) -> Answer:
-    """Solve the model to optimality below its cutoff, or as far as the budget goes."""
+    """Solve the model to optimality below its cutoff, or until the budget ends."""
     import highspy
 
     columns = _columns(model)
@@ -77,12 +77,12 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     spread = room if np.isfinite(room) else float(largest)
     scale = min(1.0, OBJECTIVE_RANGE / max(spread, 1.0))
     tables = len(model) + len(model.edges)
-    # rounds by less than a sixteenth of the grain in all
+    # total rounding error below a sixteenth of the grain
     quantum = float(2.0 ** np.floor(np.log2(model.grain * scale / (8 * tables))))
     highs = _load(columns, columns.cost * scale, quantum)
     highs.setOptionValue("mip_abs_gap", 0.5 * model.grain * scale)
     highs.setOptionValue("mip_rel_gap", 0.0)
-    if np.isfinite(room):  # above all that is of interest and below the plan at hand, by half a grain each
+    if np.isfinite(room):  # half a grain above the relevant costs and half a grain below the known plan
         highs.setOptionValue("objective_bound", (room - 1 + 0.5 * model.grain) * scale)
     if budget.seconds_left is not None:
         highs.setOptionValue("time_limit", max(0.1, budget.seconds_left))
@@ -92,14 +92,14 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     highs.run()
     status, info = highs.getModelStatus(), highs.getInfo()
     budget.charge(max(0, info.simplex_iteration_count) * ITERATION_WORK * len(columns.row))
-    budget.charge((max(0, info.mip_node_count) + 1) * node_work)  # past its limit wherever the limit on nodes ended the search
+    budget.charge((max(0, info.mip_node_count) + 1) * node_work)  # spends the budget if the node limit ended the search
     if status == highspy.HighsModelStatus.kInfeasible:
         return Answer(None, np.inf)
     choices = None
     if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
         choices = _choices(model, np.asarray(highs.getSolution().col_value))
     if status == highspy.HighsModelStatus.kOptimal and choices is not None:
-        # It also calls optimal what it met above the cutoff, where it has not looked further.
+        # A solution above the cutoff is also reported as optimal, though HiGHS did not search there.
         return Answer(choices, min(model.evaluate(choices) - model.grain + 1, model.cutoff))
     dual = float(info.mip_dual_bound)
     bound = model.constant + dual / scale - 1e-6 * abs(dual / scale) if np.isfinite(dual) else -np.inf
@@ -137,7 +137,7 @@ def _load(columns: _Columns, cost: FloatArray, quantum: float) -> highspy.Highs:
 
 
 def loaded(lp: highspy.HighsLp) -> highspy.Highs:
-    """HiGHS with a program, quiet and on one thread."""
+    """A HiGHS instance with a program loaded, without output and on one thread."""
     import highspy
 
     highs = highspy.Highs()  # type: ignore[no-untyped-call]  # highspy has no types
@@ -148,7 +148,7 @@ def loaded(lp: highspy.HighsLp) -> highspy.Highs:
 
 
 def _columns(model: Model) -> _Columns:
-    """Rows: one per node, then one per end and state of each edge, then the memory limits."""
+    """The program's matrix; rows: one per node, then one per end and state of each edge, then the limits."""
     sizes = np.asarray([len(cost) for cost in model.costs], dtype=np.int64)
     offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     states, nodes = int(offset[-1]), len(model)
@@ -184,13 +184,13 @@ def _columns(model: Model) -> _Columns:
 def _memory(
     model: Model, offset: IntArray, first_row: int, row: list[IntArray], column: list[IntArray], value: list[FloatArray]
 ) -> FloatArray:
-    """Append the model's rows, each divided by its limit; their right-hand sides."""
+    """Append the model's rows, each divided by its limit; returns their right-hand sides."""
     scale = _row_scale(model)
     for node, uses in enumerate(model.uses):
         if uses:
             low, high = min(use.lo for use in uses), max(use.hi for use in uses)
             used = np.zeros((len(model.costs[node]), high - low))
-            for use in uses:  # HiGHS hangs on an entry that is there twice
+            for use in uses:  # summed first, since HiGHS hangs on duplicate entries
                 used[:, use.lo - low : use.hi - low] += use.amount[:, None]
             state, time = np.nonzero(used)
             row.append(first_row + low + time)
@@ -202,7 +202,7 @@ def _memory(
 def _overruns(
     model: Model, first_row: int, first_column: int, row: list[IntArray], column: list[IntArray], value: list[FloatArray]
 ) -> list[FloatArray]:
-    """Append a variable per row with a slope: what exceeding the limit costs; the costs of these variables."""
+    """Append an overrun variable per row with a finite slope; returns the costs of these variables."""
     soft = np.flatnonzero(np.isfinite(model.slopes))
     rate = model.slopes[soft] / _row_scale(model)[soft]
     room = model.cutoff - model.constant

@@ -1,4 +1,4 @@
-"""Plans: a greedy one to begin with, repair of memory, and polish by the best single change."""
+"""Greedy construction of a plan, repair of exceeded rows, and improvement by the best single change."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fxshard.solver.problem.model import Model
 
 MAX_MOVES = 20_000
 PATIENCE = 30
-"""Moves of a repair that may pass without the rows together being exceeded by less than before."""
+"""Moves of a repair without progress (a new least total overrun) after which it gives up."""
 
 
 def greedy(model: Model) -> IntArray | None:
-    """Choices in node order, each the cheapest given those before that leaves every later neighbour a state.
+    """Choices in node order, each the cheapest given the earlier ones that leaves every later neighbour an allowed state.
 
-    Every reader of a value is taken to pay for itself.
+    Each reader of a value counts its transfer separately. None where the greedy choice fails.
     """
     local = list(model.costs)
     neighbours = model.neighbours()
-    turned: Callable[..., FloatArray] = remembered(np.transpose)  # layers repeat, so do the arrays that are read and made here
+    turned: Callable[..., FloatArray] = remembered(np.transpose)  # repeated layers share the arrays read and made here
     cheapest: Callable[..., FloatArray] = remembered(lambda table, other: (table + other).min(axis=1, initial=np.inf))
     added: Callable[..., FloatArray] = remembered(np.add)
     given: Callable[..., FloatArray] = remembered(lambda cost, table, choice: cost + table[choice])
@@ -53,9 +53,9 @@ def greedy(model: Model) -> IntArray | None:
 
 
 class Polish:
-    """A plan and the cost of every state given all other choices, kept up to date move by move.
+    """Local search on a plan, with the cost of every state given all other choices updated after each move.
 
-    room: (rows,) what each row has left, `inf` where its limit may be exceeded.
+    room: (rows,) how much each row has left, `inf` for soft limits.
     """
 
     def __init__(self, model: Model, choices: IntArray, budget: Budget) -> None:
@@ -73,14 +73,14 @@ class Polish:
         self.room = np.where(np.isinf(model.slopes), model.limits - model.usage(choices), np.inf)
 
     def run(self) -> IntArray | None:
-        """The plan after repair and polish, None where memory could not be made to fit."""
+        """The plan after repair and improvement, None where repair failed."""
         if not self.repair():
             return None
         self.improve()
         return self.choices
 
     def improve(self) -> None:
-        """Take the best single change that still fits, until there is none."""
+        """Apply the best single change that fits, until none saves cost."""
         witness, seen = np.full(len(self.local), -1), np.zeros(len(self.local))
         for _ in range(MAX_MOVES):
             position = best_move(self.local, self.offset, self.choices, self._uses, self._moved, self.room, witness, seen)
@@ -91,7 +91,7 @@ class Polish:
                 self._own(witness, node)[:] = -1
 
     def repair(self) -> bool:
-        """Lower the fullest row at the least cost per byte until it fits, and then the next, or until that gets nowhere."""
+        """Lower the fullest row at the least cost per byte until it fits, then the next; whether all rows fit in the end."""
         best, since, row = np.inf, 0, -1
         own = used = np.zeros(0)
         for _ in range(MAX_MOVES):
@@ -119,7 +119,7 @@ class Polish:
         return node, position - int(self.offset[node])
 
     def _move(self, node: int, state: int) -> IntArray:
-        """Change a node's choice; all nodes, some of them more than once, of which a state's cost or uses may differ now."""
+        """Change a node's choice; returns the nodes whose states' costs or uses may have changed, perhaps with repeats."""
         old = int(self.choices[node])
         move(node, state, self.choices, self._uses, self._moved, self.room)
         for other in self.neighbours[node]:
@@ -136,7 +136,7 @@ class Polish:
         self.model.transfers.add(nodes, self.choices, self.offset, self._base, self.local)
 
     def _sum(self, node: int) -> None:
-        """Sum a node's costs without transfers anew: a forbidden pair cannot be subtracted."""
+        """Recompute a node's costs without transfers: the `inf` of a forbidden pair cannot be subtracted."""
         cost = self.model.costs[node].copy()
         for other in self.neighbours[node]:
             cost += self.model.table(node, other)[:, self.choices[other]]

@@ -1,4 +1,4 @@
-"""The loops of local search over all single changes of a plan, compiled."""
+"""Compiled loops of local search over all single changes of a plan."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def best_move(
     witness: IntArray,
     seen: FloatArray,
 ) -> int:
-    """Where in the states (states,) the change is that saves most and still fits in the room (rows,); -1 where none saves anything.
+    """The index, in the states (states,), of the change that saves most and fits in the room (rows,); -1 where none saves cost.
 
-    witness, seen: (states,) a row that a change did not fit in when it was last looked at, or -1, and what room it had then: with no
-    more than that it is passed over. Renewed; the caller takes out those of nodes whose uses have changed since.
+    witness, seen: (states,) per change a row that it did not fit in at its last test (or -1) and that row's room then. The change is
+    skipped until the row has more room. Both are updated here; the caller resets the witnesses of nodes whose uses change.
     """
     best, found = 0.0, -1
     steps = np.zeros(len(room) + 1)
@@ -47,7 +47,7 @@ def best_move(
 
 @compiled
 def shift(node: int, state: int, choices: IntArray, uses: FlatUses, moved: MovedUses, steps: FloatArray) -> tuple[int, int]:
-    """Adds to steps (rows + 1,), row by row the difference to the row before, what a change brings; the rows [low, high) that it is in."""
+    """Add a change's effect to steps (rows + 1,), as differences from row to row; returns the range of rows [low, high) that it affects."""
     low, high, now = len(steps) - 1, 0, choices[node]
     for use in range(uses.first[node], uses.first[node + 1]):
         change = uses.amount[uses.start[use] + state] - uses.amount[uses.start[use] + now]
@@ -71,7 +71,7 @@ def shift(node: int, state: int, choices: IntArray, uses: FlatUses, moved: Moved
 
 @compiled
 def overfilled(low: int, high: int, steps: FloatArray, room: FloatArray) -> int:
-    """The row of [low, high) that a change, given by its steps, overfills most; -1 where it overfills none."""
+    """The row of [low, high) that a change, given by its steps, exceeds most; -1 where it exceeds none."""
     found, least, change = -1, 0.0, 0.0
     for row in range(low, high):
         change += steps[row]
@@ -82,7 +82,7 @@ def overfilled(low: int, high: int, steps: FloatArray, room: FloatArray) -> int:
 
 @compiled
 def move(node: int, state: int, choices: IntArray, uses: FlatUses, moved: MovedUses, room: FloatArray) -> None:
-    """Makes a change: its choice, and what room (rows,) it leaves."""
+    """Apply a change to the choices and to room (rows,)."""
     steps = np.zeros(len(room) + 1)
     low, high = shift(node, state, choices, uses, moved, steps)
     change = 0.0
@@ -94,7 +94,7 @@ def move(node: int, state: int, choices: IntArray, uses: FlatUses, moved: MovedU
 
 @compiled
 def in_row(row: int, offset: IntArray, uses: FlatUses) -> FloatArray:
-    """(states,) what the nodes' own uses add up to in a row."""
+    """(states,) each state's use of a row, transfers excluded."""
     total = np.zeros(offset[-1])
     for node in range(len(offset) - 1):
         for use in range(uses.first[node], uses.first[node + 1]):
@@ -106,9 +106,10 @@ def in_row(row: int, offset: IntArray, uses: FlatUses) -> FloatArray:
 
 @compiled
 def cheapest_relief(need: float, local: FloatArray, offset: IntArray, choices: IntArray, used: FloatArray) -> int:
-    """Where in the states the change is that costs least per byte freed, of `need` bytes at most; -1 where none is allowed.
+    """The index, in the states, of the change with the least cost per byte freed; -1 where no allowed change frees any.
 
-    used: (states,) what each state uses of a row, all other nodes as chosen.
+    need: bytes to free; a change that frees more counts as freeing this many.
+    used: (states,) each state's use of the row, all other nodes as chosen.
     """
     best, found = np.inf, -1
     for node in range(len(choices)):

@@ -1,8 +1,7 @@
-"""Large-neighbourhood search: some nodes of the best plan are set free, the others stay as they are.
+"""Large neighbourhood search: free some nodes of the best plan and keep the others fixed.
 
-Shaw, "Using constraint programming and local search methods to solve vehicle routing problems" (1998). Nodes that are set
-free together lie around one node of the graph and around one that shares memory with it at the fullest time: what one gives up the
-other may take.
+Shaw, "Using constraint programming and local search methods to solve vehicle routing problems" (1998). The free nodes lie around a random
+node and around another one that uses memory at the same, fullest, time, so that one can release memory for the other.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fxshard.solver.problem.row_uses import Use
 
 
 def neighbourhoods(model: Model, choices: IntArray, rng: np.random.Generator, entries: int) -> Iterator[int]:
-    """Nodes to set free, nearest first, until their tables have so many entries."""
+    """Nodes to free, nearest first, until their tables have this many entries."""
     adjacent = model.neighbours()
     first = int(rng.integers(len(model)))
     queues = [deque([first])]
@@ -44,7 +43,7 @@ def neighbourhoods(model: Model, choices: IntArray, rng: np.random.Generator, en
 
 
 def freed(model: Model, choices: IntArray, nodes: IntArray) -> Model:
-    """The model of some nodes, all others as chosen; its constant is what the others cost by themselves."""
+    """The model of some nodes, all others fixed; its constant is the cost of the others among themselves."""
     new = {int(node): index for index, node in enumerate(nodes)}
     costs: list[FloatArray] = [model.costs[node] for node in nodes]
     edges: dict[Pair, FloatArray] = {}
@@ -63,7 +62,7 @@ def freed(model: Model, choices: IntArray, nodes: IntArray) -> Model:
 
 
 def _fullest(model: Model, choices: IntArray, uses: tuple[Use, ...]) -> int:
-    """Of the rows that some uses are in, the one with the least room."""
+    """The row with the least room among those of these uses."""
     room = model.limits - model.usage(choices)
     rows = np.concatenate([np.arange(use.lo, use.hi) for use in uses])
     return int(rows[room[rows].argmin()])

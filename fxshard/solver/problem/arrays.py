@@ -1,4 +1,4 @@
-"""The arrays that the solver works on."""
+"""Array types of the solver, and helpers that process an array shared by repeated layers only once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Made = TypeVar("Made")
 
 
 def starts(sizes: Sequence[int] | IntArray) -> IntArray:
-    """Where parts of these sizes begin, and where the last one ends."""
+    """(n + 1,) the offsets of n consecutive parts of these sizes, and the end of the last one."""
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
 def each(arrays: Iterable[FloatArray], make: Callable[[FloatArray], Made]) -> list[Made]:
-    """What is made of each array, once for all places where it is the same one: layers repeat, so arrays do."""
+    """`make` of each array; computed once per distinct array object, since repeated layers share arrays."""
     tables = list(arrays)
     made = {key: make(t) for key, t in {id(t): t for t in tables}.items()}
     return [made[id(t)] for t in tables]
 
 
 def remembered(make: Callable[..., Made]) -> Callable[..., Made]:
-    """The same function, which gives what it made before where it is asked of the very same objects; arrays must not change meanwhile."""
-    known: dict[tuple[int, ...], tuple[tuple[Any, ...], Made]] = {}  # objects are kept: another may not get the id of one that is gone
+    """`make`, memoised by the identity of its arguments; arrays passed to it must not change."""
+    known: dict[tuple[int, ...], tuple[tuple[Any, ...], Made]] = {}  # holds the arguments, so that no id is reused
 
     def answer(*given: Any) -> Made:
         key = tuple(map(id, given))

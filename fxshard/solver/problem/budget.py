@@ -1,4 +1,4 @@
-"""How long a solve may go on: seconds, or table entries touched (which is the same on every machine)."""
+"""Limits on a solve: seconds, or table entries read (a measure that is the same on every machine)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import time
 
 GRACE = 5.0
-"""Seconds after the end of a time limit, for the reasons why nothing fits, or for a plan that does, where it left less."""
+"""Extra seconds after a time limit in which to find a plan that fits or to explain why none does."""
 
 
 class Budget:
-    """Seconds and work that are left. Work is counted in table entries read; 10^9 take two to six seconds."""
+    """The seconds and work left. The unit of work is a table entry read; 10^9 take two to six seconds."""
 
     def __init__(
         self, time_limit: float | None = None, work_limit: float | None = None, whole: Budget | None = None, grace: float = GRACE
@@ -25,35 +25,35 @@ class Budget:
         self._whole = whole
 
     def charge(self, entries: float) -> None:
-        """Count work as done."""
+        """Subtract work from this budget and from those that it is part of."""
         self._work += entries
         if self._whole is not None:
             self._whole.charge(entries)
 
     def part(self, work: float) -> Budget:
-        """A budget of at most this work, which is counted here too."""
+        """A budget of at most this work; what it uses is charged here too."""
         return Budget(self.seconds_left, work if self.work_left is None else min(work, self.work_left), self, self._grace)
 
     def share(self, part: float) -> Budget:
-        """A budget of so much of what is left, at most 1, in seconds and in work, which is counted here too."""
+        """A budget of this fraction (at most 1) of the seconds and work left; what it uses is charged here too."""
         seconds, work = self.seconds_left, self.work_left
         return Budget(None if seconds is None else part * seconds, None if work is None else part * work, self, part * self._grace)
 
     def last(self, work: float | None = None) -> Budget:
-        """A budget for what has to be said when this one has ended: what is left of the seconds, and those of grace.
+        """A budget for the final plan or explanation after this one has ended: the seconds left plus the grace period.
 
-        work: at least so much where work is limited; None: any.
+        work: the least work it allows where work is limited; None: unlimited.
         """
         seconds = None if self.time_limit is None else max(0.0, self.latest - time.monotonic())
         entries = None if work is None or self.work_left is None else max(work, self.work_left)
         return Budget(seconds, entries, self, 0.0)
 
     def anew(self) -> Budget:
-        """A budget of what this one began with."""
+        """A new budget with this one's original limits."""
         return Budget(self.time_limit, self._work_limit, None, self._grace)
 
     def end(self) -> None:
-        """What is left is too little for what comes next, or what comes next is not worth it."""
+        """End the search now: the rest of the budget is too small for the next step, or the step is not worth it."""
         self._ended = True
 
     @property
@@ -63,12 +63,12 @@ class Budget:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the end, None without one."""
+        """Seconds left, None without a time limit."""
         return None if self.time_limit is None else max(0.0, self._start + self.time_limit - time.monotonic())
 
     @property
     def work_left(self) -> float | None:
-        """Entries left to touch, None without a work limit."""
+        """Table entries left to read, None without a work limit."""
         if self._ended:
             return 0.0
         return None if self._work_limit is None else max(0.0, self._work_limit - self._work)

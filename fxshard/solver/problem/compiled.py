@@ -1,10 +1,10 @@
-"""Loops over arrays as machine code (numba), compiled at the first call and kept on disk beside the source.
+"""Loops over arrays, compiled by numba at the first call and cached on disk beside the source.
 
-Where neither there nor in the user's cache directory can be written, every process compiles anew, and says so. What is
-kept is keyed by the file of the loop: after a change of the options here, remove `__pycache__`.
+If neither that folder nor the user's cache directory is writable, every process compiles again and logs a warning. The cache is keyed
+by the source file of the loop: after a change of the options here, remove `__pycache__`.
 
-numba is imported at the first call too, which takes a quarter of a second: who reads a plan from the cache, or gets it from another rank,
-never calls.
+numba is imported at the first call as well. The import takes a quarter of a second; a process that reads its plan from the plan cache or
+from another rank never pays for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 
 def compiled(kernel: Kernel) -> Kernel:
-    """The same function, compiled; divisions behave as numpy's. Numbers may be `inf` but not `nan`, so that minima vectorise."""
+    """The function, compiled. Division by zero gives `inf` as in numpy. No number may be `nan`, so that minima vectorise."""
     return cast(Kernel, _Loop(kernel))
 
 
 class _Loop:
-    """A loop that becomes machine code when it is first called."""
+    """A function that is compiled when it is first called."""
 
     def __init__(self, kernel: Callable[..., Any]) -> None:
         functools.update_wrapper(self, kernel)
@@ -40,7 +40,7 @@ class _Loop:
 
     @functools.cached_property
     def machine_code(self) -> Any:
-        """numba's own object; it looks up the loops that this one calls by their names, and must find its own there."""
+        """numba's dispatcher. numba looks up callees in the module's globals, so these are replaced by their dispatchers first."""
         names = self.kernel.__globals__
         for name in self.kernel.__code__.co_names:
             if isinstance(loop := names.get(name), _Loop):
@@ -49,7 +49,7 @@ class _Loop:
         return self.call
 
     def __getattr__(self, name: str) -> Any:
-        """What numba's object has to tell, such as the ``signatures`` that it was compiled for."""
+        """Attributes of numba's dispatcher, such as ``signatures``."""
         if name.startswith("__") or name in ("kernel", "call", "machine_code"):
             raise AttributeError(name)
         return getattr(self.machine_code, name)

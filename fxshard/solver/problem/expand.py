@@ -1,4 +1,4 @@
-"""A problem with transfers in nodes and edges alone, the form of IOPDDL: as exact, but larger and with a looser relaxation."""
+"""Rewrite transfers as nodes and edges, the form of IOPDDL: equally exact, but larger and with a weaker relaxation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fxshard.solver.problem.problem import PlacementProblem
 
 
 def expand(problem: PlacementProblem) -> PlacementProblem:
-    """The same problem without transfers (ValueError where rows or lives count them).
+    """The same problem without transfers. Raises ValueError where rows or lives refer to transfers.
 
-    Its nodes come first, so that choices begin with theirs, and the optimum is the same.
+    The original nodes come first, so a solution begins with their choices; the optimum is the same.
 
-    A value with one reader becomes an edge. Of one with several, every layout that they want becomes a node with the
-    states "not there" and "there", paid on its edge to the source, required by its edge to each reader that may want it.
+    A transfer with one reader becomes an edge. With several readers, each layout wanted becomes a node with the states "absent" and
+    "present". Its edge to the source charges for "present"; its edges to the readers that can want the layout forbid "absent" when they do.
     """
     if any(live.transfer >= 0 for live in problem.lives) or any(row.transfers for row in problem.rows):
         raise ValueError("transfers that count in rows or use memory cannot be written as edges")

@@ -1,17 +1,17 @@
-"""The error of a problem that has no solution."""
+"""Errors of a solve that finds no plan."""
 
 from __future__ import annotations
 
 
 class InfeasibleError(Exception):
-    """No choice of strategies is allowed.
+    """The problem has no feasible plan.
 
-    nodes: indexes of a small set of nodes that already conflict among themselves; empty where memory is the reason.
-    least_usage: the smallest peak found that the costs allow, bytes; a limit of this much is enough (None: not memory).
-    usage_bound: no allowed choice peaks below this, bytes (None: not memory).
-    least_choices: the choices that use so little (None: neither memory nor a row).
-    row: name of the row that cannot be kept, in whose units these two are then (None: memory).
-    cut: whether the budget ended the search for the least; longer, it may find less.
+    nodes: indexes of a small set of nodes that already conflict among themselves; empty where a limit is the reason.
+    least_usage: the smallest peak found among allowed choices, bytes; a limit of this size is feasible (None: no limit is the reason).
+    usage_bound: a lower bound on the peak of every allowed choice, bytes (None: no limit is the reason).
+    least_choices: the choices that reach `least_usage` (None: no limit is the reason).
+    row: name of the row that cannot be satisfied; the two usages are then in its units (None: memory).
+    cut: whether the budget ended the search for `least_usage`; a longer search may find less.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class InfeasibleError(Exception):
 
 
 class NoPlanError(Exception):
-    """The search ended before it found a plan or a proof that there is none.
+    """The search ended before it found a plan or proved that there is none.
 
-    misses: for each limit that nothing found keeps, how near was come to it, as the error where nothing can.
+    misses: for each limit that no plan found satisfies, the closest that the search came, in the form of an `InfeasibleError`.
     """
 
     def __init__(self, message: str, misses: tuple[InfeasibleError, ...] = ()) -> None:
@@ -45,4 +45,4 @@ class NoPlanError(Exception):
 
 
 class Exhausted(Exception):
-    """Inside the solver: nothing is left that is allowed and cheaper than the best plan."""
+    """Inside the solver: no allowed choice cheaper than the best plan is left."""

@@ -1,4 +1,4 @@
-"""The form the solver works on: a simple graph, costs that are integers held in float64, memory as rows.
+"""The solver's internal form: a simple graph, integer costs held in float64, memory as rows.
 
 Every step returns a new `Model`; the arrays inside are shared and never written to.
 """
@@ -27,10 +27,10 @@ class Model:
     """costs (k_i,) per node; edges keyed by (i, j), i < j, each (k_i, k_j); uses per node; limits (rows,).
 
     slopes: (rows,) cost of each unit beyond a limit, `inf` (the default) where it may not be exceeded. moved: uses per transfer.
-    constant: cost already certain. cutoff: total cost of the best plan known; only what is strictly below it matters.
-    prices: (rows,) the multipliers of rows that gave the best bound so far, cost per byte.
-    transfers: values brought into the layouts that their readers want; only `relax` and what it uses knows them (and `moved`).
-    grain: the least improvement that is worth anything.
+    constant: cost of every plan. cutoff: total cost of the best plan known; only plans strictly cheaper matter.
+    prices: (rows,) the multipliers of rows that gave the best bound so far, cost per unit of the row.
+    transfers: values redistributed to the layouts that their readers want; only `relax` and its helpers support them (and `moved`).
+    grain: the least improvement worth searching for.
     """
 
     costs: list[FloatArray]
@@ -54,17 +54,17 @@ class Model:
 
     @cached_property
     def use_table(self) -> UseTable:
-        """The uses as flat arrays, made once."""
+        """The uses as flat arrays, computed once."""
         return UseTable(np.asarray([len(cost) for cost in self.costs], dtype=np.int64), self.uses)
 
     @property
     def entries(self) -> int:
-        """Numbers in all tables, the measure of work."""
+        """The number of entries of all tables, the measure of work."""
         tables = sum(c.size for c in self.costs) + sum(e.size for e in self.edges.values())
         return tables + sum(t.entries for t in self.transfers)
 
     def evaluate(self, choices: IntArray) -> float:
-        """E(x) with what rows cost beyond their limits, exactly while all costs are integers and no row has a slope."""
+        """E(x) with the penalties of rows; exact while all costs are integers and no row has a slope."""
         soft = np.isfinite(self.slopes)
         if not soft.any():
             return self.linear(choices)
@@ -79,7 +79,7 @@ class Model:
     def linear(self, choices: IntArray) -> float:
         """E(x) without rows."""
         costs, offset = self.flat_costs
-        total = self.constant + sum(costs[offset + choices].tolist())  # one after the other, as sums of floats are written elsewhere
+        total = self.constant + sum(costs[offset + choices].tolist())  # summed in sequence, to round as `PlacementProblem.evaluate` does
         total += self.transfers.cost(choices)
         return total + sum(float(e[choices[i], choices[j]]) for (i, j), e in self.edges.items())
 
@@ -94,7 +94,7 @@ class Model:
         return np.cumsum(self.use_table.steps(choices, rows) + self.moving.steps(choices, rows))[:-1]
 
     def fits(self, choices: IntArray) -> bool:
-        """Whether every row that has to be is within its limit."""
+        """Whether every hard row is within its limit."""
         return not len(self.limits) or bool(np.all((self.usage(choices) <= self.limits) | np.isfinite(self.slopes)))
 
     def neighbours(self) -> list[list[int]]:
@@ -106,17 +106,17 @@ class Model:
         return [sorted(neighbours) for neighbours in lists]
 
     def table(self, i: int, j: int) -> FloatArray:
-        """The edge between two nodes with the states of `i` as rows."""
+        """The table of the edge between two nodes, with the states of `i` as rows."""
         return self.edges[i, j] if i < j else self.edges[j, i].T
 
     def describe(self) -> str:
-        """Its size in words, for the history of a solve."""
+        """The model's size in words, for the history of a solve."""
         links = f"{len(self.edges)} edges" + (f", {len(self.transfers)} transfers" if self.transfers else "")
         return f"{len(self)} nodes, {links}, {self.entries} entries, {len(self.limits)} memory rows"
 
 
 def from_problem(problem: PlacementProblem) -> Model:
-    """Sum parallel edges, fold (i, i) into the node, and give every time between two interval ends a row."""
+    """The model of a problem: parallel edges summed, edges (i, i) added to their node, one row per time between two interval ends."""
     costs = list(problem.node_costs)
     edges: dict[Pair, FloatArray] = {}
     for (i, j), table in zip(problem.edges, problem.edge_costs, strict=True):
@@ -129,7 +129,7 @@ def from_problem(problem: PlacementProblem) -> Model:
 
 
 def _with_rows(model: Model, problem: PlacementProblem) -> Model:
-    """Times between the ends of lives, then the rows of the problem; weights of nodes are counted from their least."""
+    """Adds one row per time between the ends of lives, then the problem's rows, with each node's least weight moved to the limit."""
     lives = problem.all_lives if problem.usage_limit is not None else ()
     times = sorted({t for live in lives for t in (live.lo, live.hi)})
     number = {t: index for index, t in enumerate(times)}
@@ -161,13 +161,13 @@ def _with_rows(model: Model, problem: PlacementProblem) -> Model:
 
 
 def add_edge(edges: dict[Pair, FloatArray], i: int, j: int, table: FloatArray) -> None:
-    """Add a (k_i, k_j) table to what there is between `i` and `j`, in place of the dictionary only."""
+    """Add a (k_i, k_j) table to the edge between `i` and `j`; changes the dictionary, not the tables in it."""
     key, oriented = ((i, j), table) if i < j else ((j, i), table.T)
     edges[key] = edges[key] + oriented if key in edges else oriented
 
 
 def keep_states(model: Model, keep: Sequence[IntArray | None]) -> tuple[Model, Undo]:
-    """The model with only some states per node (None keeps all); undone by looking up the old index."""
+    """The model with only some states per node (None keeps all), and the map of its choices back to the old indexes."""
     costs, uses, edges = list(model.costs), list(model.uses), dict(model.edges)
     for node, kept in enumerate(keep):
         if kept is not None:
@@ -194,7 +194,7 @@ def keep_states(model: Model, keep: Sequence[IntArray | None]) -> tuple[Model, U
 
 
 def drop_nodes(model: Model, gone: set[int]) -> tuple[Model, IntArray]:
-    """The model without some edgeless nodes, and the old index of each node left."""
+    """The model without the nodes `gone`, which have no edges, and the old index of each remaining node."""
     left = [node for node in range(len(model)) if node not in gone]
     new = {node: index for index, node in enumerate(left)}
     edges = {(new[i], new[j]): table for (i, j), table in model.edges.items()}
@@ -204,7 +204,7 @@ def drop_nodes(model: Model, gone: set[int]) -> tuple[Model, IntArray]:
 
 
 def components(model: Model) -> list[IntArray]:
-    """Node indexes of the parts that neither an edge nor a memory row connects, in order of their first node."""
+    """Node indexes of each connected component (edges and rows connect nodes), in order of their first node."""
     root = list(range(len(model)))
 
     def find(node: int) -> int:

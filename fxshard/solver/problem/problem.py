@@ -4,21 +4,21 @@ Choose one strategy x_i for every node i so as to minimise (`PlacementProblem.ev
 
     E(x) = sum_i c_i[x_i] + sum_(i,j) e_ij[x_i, x_j] + sum_v T_v(x)
 
-where T_v is the cost of bringing a value into the layouts that its readers want (`transfers.Transfer`), `inf` marks
-what is forbidden, and where at every time t (`PlacementProblem.peak`)
+where T_v is the cost of redistributing a value to the layouts that its readers want (`transfers.Transfer`) and `inf` marks
+forbidden entries, subject to the memory limit at every time t (`PlacementProblem.peak`)
 
     sum_{i : lo_i <= t < hi_i} u_i[x_i] <= usage_limit.
 
-Further terms over the whole plan are *rows* (`rows.Row`): with w_r(x) a sum of weights of chosen states and of paid transfers,
+Further constraints on the whole plan are *rows* (`rows.Row`): with w_r(x) a weighted sum over chosen states and paid transfers,
 
-    E(x) += sum_r slope_r max(0, w_r(x) - limit_r),      slope_r = inf for a sum that may not exceed its limit.
+    E(x) += sum_r slope_r max(0, w_r(x) - limit_r),      slope_r = inf for a hard limit.
 
-The solver works on an exact integer form of it (`model.from_problem`, `scaling.quantise`), and bounds it from below by
-its Lagrangian (`multipliers.prices`), for any lambda >= 0 over the times and rows, at most the slope of each:
+The solver works on an exact integer form (`model.from_problem`, `scaling.quantise`). A lower bound is its Lagrangian
+(`multipliers.prices`), for any lambda over the times and rows between 0 and the slope of each:
 
     L(x, lambda) = E(x) + sum_t lambda_t (usage_t(x) - usage_limit) <= E(x)      for every x that fits.
 
-The minimum of L is bounded by reparametrisation (`sweeps.Sweeper`): messages m move cost between edges and nodes,
+Reparameterisation bounds the minimum of L (`sweeps.Sweeper`): messages m move cost between edges and nodes,
 
     S_i = c_i + lambda u_i + sum_j m_ji,    e'_ij = e_ij - m_ji (+) - m_ij,     E = sum S_i + sum e'_ij    for every m,
 
@@ -26,8 +26,8 @@ and with integer shares s_i ~ S_i / n_i given to the d_i edges that leave i in t
 
     min L >= sum_i min(S_i - d_i s_i) + sum_ij min(s_i + e'_ij).
 
-Without transfers the form is that of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which `read`
-and `write` speak.
+Without transfers and rows the problem is that of the ASPLOS 2025 / EuroSys 2025 contest on intra-operator parallelism (google/iopddl),
+whose files `read` and `write` handle.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from fxshard.solver.problem.timeline import Timeline
 from fxshard.solver.problem.transfers import Transfer
 
 FORBIDDEN = 1e15
-"""IOPDDL has no infinity; a cost this large stands for it."""
+"""IOPDDL has no infinity; costs from this one on stand for it."""
 
 USAGE_TOLERANCE = 1e-12
-"""Relative slack on `usage_limit`: the rounding of a sum of floats, less than a byte below a terabyte."""
+"""Relative slack on `usage_limit` for the rounding of float sums; less than a byte for limits below a terabyte."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class PlacementProblem:
     edges: pairs of node indexes; parallel edges add up, (i, i) prices a node's own state.
     edge_costs: per edge (k_i, k_j), finite or `inf`.
     usages: per node (k_i,) bytes >= 0, or None for a node that uses no memory.
-    intervals: per node the half-open time interval [lo, hi) it uses memory in, or None for never.
+    intervals: per node the half-open time interval [lo, hi) in which it uses memory, or None for never.
     usage_limit: bytes available at every time, None for no limit.
-    transfers: values whose change of layout is paid once for all their readers.
-    lives: further memory over time, of nodes that have several and of what transfers bring about.
-    rows: sums over the whole plan that are limited, or cost something beyond a limit.
+    transfers: redistributions of values, each paid once per layout for all readers.
+    lives: further memory over time, of nodes with several buffers and of transfers.
+    rows: sums over the whole plan that are limited, or penalised beyond a limit.
     """
 
     node_costs: tuple[FloatArray, ...]
@@ -93,11 +93,11 @@ class PlacementProblem:
         return len(self.node_costs)
 
     def name(self, node: int) -> str:
-        """The node's name, or `node <index>` where the problem carries none."""
+        """The node's name, or `node <index>` where the problem has no names."""
         return self.node_names[node] if self.node_names else f"node {node}"
 
     def evaluate(self, choices: Sequence[int] | IntArray) -> float:
-        """E(x): the cost of one strategy per node, `inf` if any of it is forbidden or a row is exceeded; memory is not looked at."""
+        """E(x), the cost of one strategy per node: `inf` if a choice is forbidden or a hard row exceeded; ignores the memory limit."""
         nodes = sum(float(c[x]) for c, x in zip(self.node_costs, choices, strict=True))
         pairs = zip(self.edges, self.edge_costs, strict=True)
         shared = sum(transfer.cost(choices) for transfer in self.transfers)
@@ -123,19 +123,19 @@ class PlacementProblem:
 
     @property
     def all_lives(self) -> tuple[Live, ...]:
-        """What uses memory, and when: usages over their intervals, and lives."""
+        """All uses of memory: usages over their intervals, and lives."""
         usages = enumerate(zip(self.usages, self.intervals, strict=True))
         own = [Live(span[0], span[1], usage, node) for node, (usage, span) in usages if usage is not None and span is not None]
         return tuple(live for live in (*own, *self.lives) if live.lo < live.hi)
 
     def feasible(self, choices: Sequence[int] | IntArray) -> bool:
-        """Whether nothing forbidden is chosen and the memory limit holds."""
+        """Whether every choice is allowed and the memory limit holds."""
         if not np.isfinite(self.evaluate(choices)):
             return False
         return self.usage_limit is None or self.peak(choices) <= usage_ceiling(self.usage_limit)
 
     def without_costs(self) -> PlacementProblem:
-        """The same with every finite cost 0: what is left is what is allowed."""
+        """The problem with every finite cost 0, which keeps only its constraints."""
 
         def free(costs: FloatArray) -> FloatArray:
             return np.where(np.isinf(costs), np.inf, 0.0)
@@ -159,7 +159,7 @@ class PlacementProblem:
     def write(self, path: str | Path) -> None:
         """Write it as IOPDDL, gzipped where the name ends in `.gz`; integers stay integers, `inf` becomes 10^18.
 
-        The format has neither transfers nor rows: a problem with any is refused, `expand` makes one without transfers of it.
+        Raises ValueError for a problem with transfers, lives or rows, which the format lacks; `expand` removes transfers.
         """
         if self.transfers:
             raise ValueError(f"IOPDDL knows edges only, not the {len(self.transfers)} transfers of this problem: write expand(problem)")
@@ -182,7 +182,7 @@ def _set(problem: PlacementProblem, field: str, value: object) -> None:
 
 
 def _check(problem: PlacementProblem) -> None:
-    """Refuse arrays that do not fit together, with the index of the first that does not."""
+    """Raises ValueError with the index of the first array that does not match the others."""
     count, ranges = len(problem), _Ranges()
     for field in ("usages", "intervals"):
         if len(getattr(problem, field)) != count:
@@ -238,7 +238,7 @@ def _check_transfer(problem: PlacementProblem, ranges: _Ranges, transfer: Transf
 
 
 def _check_weights(shapes: tuple[Shapes, Shapes], node: int, transfer: int, weights: FloatArray, where: str) -> None:
-    """shapes: of the weights that each node and each transfer needs."""
+    """shapes: the expected shapes of weights, per node and per transfer."""
     index, known = (node, shapes[0]) if node >= 0 else (transfer, shapes[1])
     if not 0 <= index < len(known) or weights.shape != known[index] or not bool(np.isfinite(weights).all()):
         what = f"node {node}" if node >= 0 else f"transfer {transfer}"
@@ -246,7 +246,7 @@ def _check_weights(shapes: tuple[Shapes, Shapes], node: int, transfer: int, weig
 
 
 class _Ranges:
-    """The least and the largest number of arrays, 0 among them; layers repeat, so arrays do: each is read once."""
+    """The least and the largest entry of arrays, 0 included; reads each array once, since repeated layers share arrays."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float]] = {}

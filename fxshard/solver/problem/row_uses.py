@@ -1,4 +1,4 @@
-"""What counts in rows: `Use`, of a node by its state or of a transfer by the layouts that it pays; those of transfers as arrays."""
+"""Contributions to rows (`Use`), of nodes by state and of transfers by the layouts paid; those of transfers also as flat arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fxshard.solver.problem.transfers import Flat, Transfer, Transfers, add, pai
 
 
 class Use(NamedTuple):
-    """What counts in rows [lo, hi): of a node `amount` (k,) per state, of a transfer (given, wanted), once for each layout paid."""
+    """A contribution to rows [lo, hi): `amount` is (k,) per state for a node, (given, wanted) per layout paid for a transfer."""
 
     lo: int
     hi: int
@@ -32,7 +32,7 @@ class MovedUses(NamedTuple):
 
 
 class Moving:
-    """The uses of transfers, `moved` per transfer: each is a transfer whose prices are its amounts."""
+    """The uses of transfers (`moved`, per transfer). Each is held as a copy of its transfer with its amounts as prices."""
 
     def __init__(self, transfers: Sequence[Transfer], moved: Sequence[tuple[Use, ...]]) -> None:
         entries = [(index, use) for index, uses in enumerate(moved) for use in uses]
@@ -46,11 +46,11 @@ class Moving:
 
     @cached_property
     def flat(self) -> MovedUses:
-        """The uses as flat arrays, made once."""
+        """The uses as flat arrays, computed once."""
         return MovedUses(self._copies.flat, self.lo, self.hi, self._first)
 
     def steps(self, choices: IntArray, rows: int) -> FloatArray:
-        """(rows + 1,) what the sum of each row differs by from that of the row before."""
+        """(rows + 1,) the difference between each row's sum and that of the row before."""
         steps = np.zeros(rows + 1)
         if not self.empty:
             amounts = np.zeros(len(self.lo))
@@ -60,19 +60,19 @@ class Moving:
         return steps
 
     def local(self, row: int, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, total: FloatArray) -> None:
-        """total = base + the sum of one row over what each state's transfers pay, for some nodes, all others as chosen; (states,)."""
+        """Sets total to base plus the transfers' sum in one row, per state of `nodes` with all other nodes as chosen; (states,)."""
         live = (self.lo <= row) & (row < self.hi)
         add(self._copies.flat, live, nodes, choices, offset, base, total)
 
     def weighted(self, cumulated: FloatArray, count: int) -> list[FloatArray | float]:
-        """Per transfer its amounts times the multipliers of their rows, whose cumulative sums (rows + 1,) are given."""
+        """Per transfer its amounts times the multipliers of their rows; cumulated: (rows + 1,) cumulative sums of the multipliers."""
         sums: list[FloatArray | float] = [0.0] * count
         for index, use in zip(self._transfer, self._uses, strict=True):
             sums[index] = sums[index] + use.amount * (cumulated[use.hi] - cumulated[use.lo])
         return sums
 
     def largest(self, rows: int) -> FloatArray:
-        """(rows,) what the sum of each row is at most."""
+        """(rows,) an upper bound on the sum of each row."""
         steps = np.zeros(rows + 1)
         for copy, use in zip(self._copies, self._uses, strict=True):
             most = np.sort(use.amount, axis=1)[:, ::-1][:, : len(copy.readers)].sum(axis=1).max(initial=0.0)
@@ -83,6 +83,6 @@ class Moving:
 
 @compiled
 def _amounts(flat: Flat, choices: IntArray, amounts: FloatArray) -> None:
-    """Fills in the cost of each transfer."""
+    """Sets amounts to the cost of each transfer."""
     for transfer in range(len(amounts)):
         amounts[transfer] = paid(flat, transfer, choices)

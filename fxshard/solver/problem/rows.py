@@ -1,4 +1,4 @@
-"""Sums over a whole plan: memory while it is in use, and rows that are limited or cost something beyond a limit."""
+"""Sums over a whole plan: memory over time, and rows that are limited or penalised beyond a limit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fxshard.solver.problem.arrays import FloatArray, IntArray
 from fxshard.solver.problem.transfers import Transfer
 
 TOLERANCE = 1e-9
-"""Relative slack on the limit of a row that may not be exceeded: the rounding of a sum of floats."""
+"""Relative slack on the limit of a hard row, for the rounding of float sums."""
 
 Choices = Sequence[int] | IntArray
 
 
 @dataclass(frozen=True)
 class Live:
-    """Memory in use at times lo <= t < hi, bytes >= 0: of a node by its state, `amount` (k,), or of a transfer, (given, wanted).
+    """Memory in use at times lo <= t < hi, bytes >= 0: `amount` is (k,) per state of a node, or (given, wanted) of a transfer.
 
-    A transfer uses it once for each layout that its readers want, as it pays its price; a layout that costs nothing to have uses 0.
+    A transfer uses its amount once for each distinct layout that its readers want, just as it pays its price.
     """
 
     lo: int
@@ -30,7 +30,7 @@ class Live:
     transfer: int = -1
 
     def total(self, transfers: Sequence[Transfer], choices: Choices) -> float:
-        """Bytes under choices."""
+        """Bytes that the choices use."""
         if self.node >= 0:
             return float(self.amount[choices[self.node]])
         return transfers[self.transfer].sum(self.amount, choices)
@@ -38,10 +38,10 @@ class Live:
 
 @dataclass(frozen=True)
 class Row:
-    """`slope` for each unit by which a sum exceeds `limit`; a slope of `inf` forbids that it does.
+    """A weighted sum that costs `slope` per unit above `limit`; a slope of `inf` makes the limit hard.
 
-    nodes: (node, weight of each of its states), of any sign. transfers: (index, weights (given, wanted) >= 0), which count
-    once for each layout that the readers want.
+    nodes: (node, weights (k,) of its states), of any sign. transfers: (index, weights (given, wanted) >= 0), counted once for each
+    distinct layout that the readers want.
     """
 
     limit: float
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def hard(self) -> bool:
-        """Whether its limit may not be exceeded."""
+        """Whether the limit must not be exceeded."""
         return bool(np.isinf(self.slope))
 
     @property
@@ -61,7 +61,7 @@ class Row:
         return self.limit + TOLERANCE * abs(self.limit) if self.hard else self.limit
 
     def penalty(self, total: float) -> float:
-        """What a sum costs."""
+        """The cost of a sum."""
         if total <= self.ceiling:
             return 0.0
         return self.slope * (total - self.limit)

@@ -1,7 +1,7 @@
-"""Costs as integers, so that sums and bounds are exact.
+"""Integer costs, so that sums and bounds are exact.
 
-float64 adds integers below 2^53 without error. Costs are multiplied by a power of two and rounded (nothing is lost
-where they are integers); what rounding can change in total is kept as a margin that the final bound gives back.
+float64 adds integers below 2^53 without error. Costs are multiplied by a power of two and rounded (without loss where they are integers).
+The largest possible total rounding error is the margin, which the final bound subtracts.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from fxshard.solver.problem.model import Model
 from fxshard.solver.problem.transfers import Transfers
 
 SPAN_BITS = 45
-"""The spread of costs that matter is scaled to 2^45: 2^8 of headroom for sums of messages at one node."""
+"""The range of relevant costs is scaled to 2^45, which leaves 2^8 of headroom for sums of messages at one node."""
 
 WORTH = 2.5e-10
-"""A plan that is better by less than this part of the cost counts as no better."""
+"""Relative improvement below which a plan counts as no better."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """An integer cost is `factor` times the real one; real bounds lose `margin` (in real cost) to rounding."""
+    """factor: integer cost per real cost. margin: loss of real bounds by rounding, in real cost."""
 
     factor: float
     margin: float
 
 
 def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
-    """An integer model with the same optimum to `margin`; `plan_cost` (of any plan that fits) sharpens the scale.
+    """An integer model with the same optimum up to `margin`; `plan_cost` (of any plan that fits) allows a finer scale.
 
-    What rows with a slope cost is no integer: bounds that are rounded up are 2 too high for each at most.
-    Entries which alone, with every other entry at its least, cost more than the plan become forbidden.
+    The penalties of rows with a slope are not integers; rounding bounds up then adds at most 2 for each such row.
+    An entry that would cost more than the plan even with every other entry at its least becomes forbidden.
     """
     tables = [*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)]
     count, pairs = len(model.costs), len(model.costs) + len(model.edges)
@@ -61,7 +61,7 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
 
 
 def coarsen(model: Model, by: float) -> Model:
-    """The model with finite costs multiplied by a factor, at most 1, and rounded down: it costs no more."""
+    """The model with finite costs multiplied by a factor of at most 1 and rounded down; no plan costs more than before."""
 
     def coarse(table: FloatArray) -> FloatArray:
         return np.where(np.isinf(table), np.inf, np.floor(np.where(np.isinf(table), 0.0, table) * by))
@@ -75,7 +75,7 @@ def coarsen(model: Model, by: float) -> Model:
 
 
 def _factor(magnitude: float, exact: bool) -> float:
-    """The power of two that brings `magnitude` to 2^SPAN_BITS; at most 1 is asked for integers."""
+    """The power of two that scales `magnitude` to about 2^SPAN_BITS; at most 1 for costs that are integers already."""
     if magnitude == 0.0:
         return 1.0
     exponent = SPAN_BITS - int(np.ceil(np.log2(magnitude)))
@@ -83,7 +83,7 @@ def _factor(magnitude: float, exact: bool) -> float:
 
 
 def _whole(table: FloatArray) -> bool:
-    """Whether all that is finite is an integer."""
+    """Whether every finite entry is an integer."""
     return bool(np.all(np.isinf(table) | (table == np.rint(table))))
 
 
@@ -93,7 +93,7 @@ def _spread(table: FloatArray) -> float:
 
 
 def _error(tables: list[FloatArray], integers: list[FloatArray], times: list[int], factor: float) -> float:
-    """What rounding changes at most: the largest error of each table, as often as it may be paid, in integer units."""
+    """The largest total rounding error, in integer units: each table's largest error times the number of times it may be paid."""
     rounded = {id(table): integer for table, integer in zip(tables, integers, strict=True)}
 
     def largest(table: FloatArray) -> float:

@@ -1,13 +1,13 @@
-"""Values that several nodes read: bringing one into another layout is paid once, however many read it there.
+"""Values with several readers: a redistribution to a layout is paid once, however many nodes read the value in it.
 
-A transfer says which layout each state of the source gives and which one each state of a reader wants. Its cost is
+A transfer says which layout each state of the source gives and which layout each state of a reader wants. Its cost is
 
-    T(x) = sum over the distinct layouts l that the readers want of prices[h, l],    h what the source gives.
+    T(x) = sum over the distinct layouts l that the readers want of prices[h, l],    h the layout that the source gives.
 
-A *split* of the prices over the readers, non-negative with split_1 + split_2 + ... = prices, bounds it from below by
-costs of pairs, sum_r split_r[h, l_r] <= T: that is all message passing needs (`links.Splits`). The best split gives the
-bound of the linear relaxation with one variable per (h, l), "h is turned into l", no less than any reader's own
-marginal of (h, l) - much tighter than what any variable "there is a copy in l" gives, which forgets h.
+A *split* distributes the prices over the readers, split_1 + split_2 + ... = prices with all parts non-negative. It bounds the cost from
+below by pairwise costs, sum_r split_r[h, l_r] <= T, which is the form that message passing needs (`links.Splits`). The best split attains
+the bound of the linear relaxation with one variable per (h, l), "h is redistributed to l", at least the marginal of (h, l) at each reader.
+That is much tighter than the relaxation with a variable "a copy in l exists", which ignores h.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fxshard.solver.problem.compiled import compiled
 
 @dataclass(frozen=True)
 class Transfer:
-    """One value. have: (k_source,) layout per state; readers: (node, want), want (k_node,) layout per state;
+    """Redistribution of one value. have: (k_source,) layout per state; readers: (node, want), want (k_node,) layout per state;
     prices: (given, wanted) cost, >= 0 or `inf`. A reader is not the source; a node may read twice."""
 
     source: int
@@ -44,7 +44,7 @@ class Transfer:
         return sum(float(row[layout]) for layout in wanted)
 
     def keep(self, states: Sequence[IntArray | None]) -> Transfer:
-        """The same with only some states per node (None keeps all)."""
+        """The transfer with only some states per node (None keeps all)."""
         own = states[self.source]
         have = self.have if own is None else self.have[own]
         readers = tuple((n, want if (kept := states[n]) is None else want[kept]) for n, want in self.readers)
@@ -56,18 +56,18 @@ class Transfer:
 
     @property
     def entries(self) -> int:
-        """Numbers in its prices, once per reader."""
+        """Entries of the prices, counted once per reader."""
         return len(self.readers) * self.prices.size
 
 
 class Flat(NamedTuple):
-    """Transfers as flat arrays, T of them with R readers in all."""
+    """T transfers with R readers in all, as flat arrays."""
 
     source: IntArray  # (T,)
     have: IntArray  # layouts of all sources' states, transfer by transfer
     have_start: IntArray  # (T + 1,)
     prices: FloatArray  # all tables of prices, row by row
-    price_start: IntArray  # (T,) where each one's begin
+    price_start: IntArray  # (T,) where each transfer's prices begin
     width: IntArray  # (T,) layouts
     first: IntArray  # (T + 1,) where in `reader` each one's readers begin
     reader: IntArray  # (R,) nodes
@@ -82,9 +82,9 @@ class Transfers(tuple[Transfer, ...]):
 
     @cached_property
     def flat(self) -> Flat:
-        """Their arrays, made once."""
+        """The transfers as flat arrays, computed once."""
         readers = [reader for transfer in self for reader in transfer.readers]
-        tables = {id(t.prices): t.prices for t in self}  # layers repeat, so arrays do: each is there once
+        tables = {id(t.prices): t.prices for t in self}  # repeated layers share arrays: each is stored once
         place = dict(zip(tables, starts([t.size for t in tables.values()]), strict=False))
         touching = sorted((node, index) for index, transfer in enumerate(self) for node in transfer.nodes())
         nodes = np.asarray([node for node, _ in touching], dtype=np.int64)
@@ -109,11 +109,11 @@ class Transfers(tuple[Transfer, ...]):
         return _cost(self.flat, choices) if self else 0.0
 
     def near(self, node: int) -> IntArray:
-        """All nodes, some of them more than once, whose costs a change of this one may change."""
+        """The nodes whose costs may change when this one changes, perhaps with repeats."""
         return _near(self.flat, node) if self else np.zeros(0, dtype=np.int64)
 
     def add(self, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
-        """local = base + T for each state of some nodes, all other nodes as chosen; arrays (states,), a node's states at its offset."""
+        """Sets local to base + T per state of `nodes`, all other nodes as chosen; arrays (states,), each node's states at its offset."""
         if self:
             add(self.flat, np.ones(len(self), dtype=np.bool_), nodes, choices, offset, base, local)
         else:
@@ -162,10 +162,10 @@ def _near(flat: Flat, node: int) -> IntArray:
 
 @compiled
 def add(flat: Flat, active: BoolArray, nodes: IntArray, choices: IntArray, offset: IntArray, base: FloatArray, local: FloatArray) -> None:
-    """As `Transfers.add`, with those transfers that are active, (T,)."""
+    """As `Transfers.add`, for the transfers marked in active (T,)."""
     for node in nodes:
         low, high = offset[node], offset[node + 1]
-        for state in range(low, high):  # a slice would be checked for its shape, which takes seconds to compile
+        for state in range(low, high):  # numba takes seconds to compile the shape check of a slice assignment
             local[state] = base[state]
         if node + 1 >= len(flat.touched_first):
             continue
@@ -174,7 +174,7 @@ def add(flat: Flat, active: BoolArray, nodes: IntArray, choices: IntArray, offse
             if not active[t]:
                 continue
             width, prices = flat.width[t], flat.price_start[t]
-            wanted = np.zeros(width, dtype=np.bool_)  # by the others
+            wanted = np.zeros(width, dtype=np.bool_)  # by readers other than `node`
             for r in range(flat.first[t], flat.first[t + 1]):
                 if flat.reader[r] != node:
                     wanted[flat.want[flat.want_start[r] + choices[flat.reader[r]]]] = True

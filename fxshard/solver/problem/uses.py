@@ -1,4 +1,4 @@
-"""All memory uses of a model as flat arrays."""
+"""All uses of a model's nodes as flat arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FlatUses(NamedTuple):
 
 
 class UseTable:
-    """The uses of nodes with some numbers of states (n,)."""
+    """The uses of n nodes; sizes: (n,) their numbers of states."""
 
     def __init__(self, sizes: IntArray, uses: Sequence[tuple[Use, ...]]) -> None:
         every = [use for terms in uses for use in terms]
@@ -35,14 +35,14 @@ class UseTable:
         self.offset = starts(sizes)
 
     def steps(self, choices: IntArray, rows: int) -> FloatArray:
-        """(rows + 1,) what the sum of each row differs by from that of the row before."""
+        """(rows + 1,) the difference between each row's sum and that of the row before."""
         flat = self.flat
         chosen = flat.amount[flat.start[:-1] + choices[flat.node]]
         begun, ended = (np.bincount(at, weights=chosen, minlength=rows + 1) for at in (flat.lo, flat.hi))
         return np.asarray(begun - ended, dtype=np.float64)
 
     def priced(self, cumulated: FloatArray) -> FloatArray:
-        """Amounts times the multipliers of their rows, whose cumulative sums (rows + 1,) are given; rounded down, per state (states,)."""
+        """(states,) amounts times the multipliers of their rows, rounded down; cumulated: (rows + 1,) the multipliers, cumulated."""
         flat = self.flat
         sizes = np.diff(flat.start)
         terms = flat.amount * np.repeat(cumulated[flat.hi] - cumulated[flat.lo], sizes)

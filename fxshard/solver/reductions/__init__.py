@@ -1,7 +1,7 @@
-"""Exact reductions: each makes the model smaller and keeps an optimum that it can bring back.
+"""Presolve: exact reductions that shrink the model and preserve an optimum.
 
-A step maps a model to a smaller one and a function that turns choices for the smaller into choices for the larger. It
-returns the very same model where it finds nothing to do, and raises `Exhausted` where nothing allowed is left.
+A step maps a model to a smaller one and a function that maps choices of the smaller model back to the larger. It returns the same object
+where it changes nothing, and raises `Exhausted` where no allowed choice is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Step(Protocol):
     name: str
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
-        """The smaller model and the way back."""
+        """The smaller model, and the map of its choices back to the larger one."""
 
 
 REDUCTIONS: tuple[Step, ...] = (
@@ -49,9 +49,10 @@ MAX_ROUNDS = 6
 def reduce(
     model: Model, steps: Sequence[Step] = REDUCTIONS, rounds: int = MAX_ROUNDS, budget: Budget | None = None
 ) -> tuple[Model, Undo, list[tuple[str, str]]]:
-    """Apply the steps in order until a round shrinks nothing or the budget ends, and say what each that did something left.
+    """Apply the steps in order until a round shrinks nothing or the budget ends.
 
-    What is returned is arc consistent: no node has a state that is forbidden by itself (message passing counts on that).
+    Returns the model, the map back, and a history of (step name, size after it). No node of the returned model has a state of cost `inf`,
+    which message passing requires.
     """
     undos: list[Undo] = []
     history: list[tuple[str, str]] = []
@@ -69,7 +70,7 @@ def reduce(
                 model = smaller
         if _size(model) == before:
             break
-    if not all(each(model.costs, lambda cost: bool(np.isfinite(cost).all()))):  # what the last steps made of allowed states
+    if not all(each(model.costs, lambda cost: bool(np.isfinite(cost).all()))):  # the last steps may have forbidden states
         model, undo = ArcConsistency().apply(model)
         undos.append(undo)
 

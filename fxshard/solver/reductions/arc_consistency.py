@@ -1,4 +1,4 @@
-"""States that are forbidden, or that some neighbour has no partner for, are removed."""
+"""Remove states that are forbidden, or that are compatible with no state of some neighbour."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ArcConsistency:
     name = "remove states without a partner"
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
-        """The model without the states that no plan can use."""
+        """The model without states that fail arc consistency."""
         alive = supported(model)
         if all(each(alive, np.all)):
             return model, lambda choices: choices
@@ -27,7 +27,7 @@ class ArcConsistency:
 
 
 def supported(model: Model) -> list[np.ndarray]:
-    """Per node a mask (k_i,) of the states that arc consistency leaves; stops at the first node it empties."""
+    """Per node a mask (k_i,) of the arc-consistent states; returns at the first node without any."""
     alive = each(model.costs, np.isfinite)
     neighbours = model.neighbours()
     allowed = {pair: np.isfinite(table) for pair, table in model.edges.items()}

@@ -1,4 +1,4 @@
-"""Nodes without memory and with at most two neighbours are minimised out."""
+"""Eliminate nodes that use no row and have at most two neighbours."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_TABLE = 10_000_000
 
 
 class EliminateSmallDegree:
-    """The reductions R0, R1 and R2 of PBQP (Scholz and Eckstein 2002), until no such node is left."""
+    """The reductions R0, R1 and R2 of PBQP (Scholz and Eckstein 2002), repeated until none applies."""
 
     name = "eliminate nodes of degree 0, 1 and 2"
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
-        """The model of the nodes with three or more neighbours, or with memory."""
+        """The model of the nodes with at least three neighbours, or with uses of rows."""
         work = _Eliminator(model)
         work.run()
         if not work.gone:
@@ -41,7 +41,7 @@ class EliminateSmallDegree:
 
 
 class _Eliminator:
-    """The tables while nodes go, and the list of (node, its costs, its edges) in the order they went."""
+    """The tables during elimination, and the eliminated nodes (node, its costs, its edges) in order."""
 
     def __init__(self, model: Model) -> None:
         self.costs, self.edges, self.constant = list(model.costs), dict(model.edges), model.constant
@@ -92,7 +92,7 @@ class _Eliminator:
 
 
 def min_plus(first: FloatArray, second: FloatArray) -> FloatArray:
-    """The (a, b) table min_k first[a, k] + second[k, b], without a three-dimensional temporary."""
+    """The table (a, b) of min_k first[a, k] + second[k, b], without a three-dimensional temporary."""
     result = first[:, :1] + second[:1]
     for k in range(1, second.shape[0]):
         np.minimum(result, first[:, k : k + 1] + second[k], out=result)

@@ -1,4 +1,4 @@
-"""States that another state of the same node beats whatever the neighbours do are removed."""
+"""Remove states that another state of the same node dominates for all choices of the neighbours."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_CHUNK = 4_000_000
 
 
 class Dominance:
-    """State a makes b superfluous if c_a - c_b + sum_edges max_x (e[a, x] - e[b, x]) <= 0 and a needs no more memory.
+    """State a dominates b if c_a - c_b + sum_edges max_x (e[a, x] - e[b, x]) <= 0 and a uses no more of any row.
 
-    Goldstein's criterion of dead-end elimination (1994); of states that beat each other the first stays.
+    Goldstein's criterion of dead-end elimination (1994). Of states that dominate each other the first stays.
     """
 
     name = "remove dominated states"
@@ -36,12 +36,12 @@ class Dominance:
 def _beaten(cost: FloatArray, tables: list[FloatArray], amounts: list[FloatArray]) -> np.ndarray:
     """Mask (k,) of the states that another one dominates."""
     with np.errstate(invalid="ignore"):
-        excess = cost[:, None] - cost  # excess[a, b]: what a costs more than b, at most
+        excess = cost[:, None] - cost  # excess[a, b]: extra cost of a over b
         possible = ~np.eye(len(cost), dtype=bool)
         for amount in amounts:
             possible &= amount[:, None] <= amount
         sample = excess
-        for table in tables:  # one column per b shows for most pairs that a does not dominate
+        for table in tables:  # the best column of each b already rules out most pairs
             best = table.argmin(axis=1)
             sample = sample + (table[:, best] - table[np.arange(len(cost)), best])
         a, b = np.nonzero(possible & (sample <= 0))
@@ -58,7 +58,7 @@ def _beaten(cost: FloatArray, tables: list[FloatArray], amounts: list[FloatArray
 
 
 def _largest_difference(table: FloatArray, a: IntArray, b: IntArray) -> FloatArray:
-    """max_x (table[a, x] - table[b, x]) per pair, over the x that b allows."""
+    """max_x (table[a, x] - table[b, x]) per pair, over the x that are allowed with b."""
     chunk = max(1, MAX_CHUNK // table.shape[1])
     parts = []
     for start in range(0, len(a), chunk):

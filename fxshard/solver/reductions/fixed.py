@@ -1,4 +1,4 @@
-"""Nodes with one state left become part of their neighbours' costs."""
+"""Fold nodes with one state left into the costs of their neighbours."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fxshard.solver.problem.model import Model, Undo, drop_nodes
 
 
 class FoldFixed:
-    """A node with one state (whose memory has left the limit) adds its row to each neighbour and goes."""
+    """Adds each edge of a node with one state and no uses to the neighbour's costs, and removes the node."""
 
     name = "fold nodes with one state"
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
-        """The model of the nodes that still have a choice."""
+        """The model without the fixed nodes."""
         fixed = {node for node, cost in enumerate(model.costs) if len(cost) == 1 and not model.uses[node]}
         if not fixed:
             return model, lambda choices: choices

@@ -1,4 +1,4 @@
-"""Rows: what is used whatever is chosen leaves the limit; rows that another row implies are dropped."""
+"""Reductions of rows: subtract unavoidable use from the limits, and drop rows that another row implies."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fxshard.solver.problem.row_uses import Use
 
 
 class ConstantMemory:
-    """Each use's least amount is subtracted from the limits of its rows; uses that leave nothing are dropped.
+    """Subtracts each use's least amount from the limits of its rows, and drops uses that become zero.
 
-    What exceeds a limit that may be exceeded even then is paid for.
+    Where the constant part alone exceeds a soft limit, its penalty moves to the constant and the limit becomes 0.
     """
 
     name = "take constant memory out of the limit"
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
-        """The model in which every use is zero for some state."""
+        """The model with every use zero for some state."""
         if not len(model.limits):
             if not any(model.uses):
                 return model, lambda choices: choices
@@ -51,12 +51,12 @@ class ConstantMemory:
 
 
 class DominatedTimes:
-    """Drop the rows that cannot overflow and those whose uses all continue into a row that is as tight."""
+    """Drops rows that no choices can exceed, and rows whose uses are all live in another row that is at least as tight."""
 
     name = "drop dominated times"
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
-        """The model with fewer memory rows."""
+        """The model with fewer rows."""
         if not len(model.limits):
             return model, lambda choices: choices
         keep = largest(model) > model.limits
@@ -71,22 +71,22 @@ class DominatedTimes:
 
 
 def _in_rows(terms: tuple[Use, ...], position: IntArray) -> tuple[Use, ...]:
-    """Uses in the rows that are left; `position` (rows + 1,) says how many are left before each."""
+    """The uses in terms of the kept rows; position: (rows + 1,) the number of kept rows before each row."""
     return tuple(Use(int(lo), int(hi), u.amount) for u in terms if (lo := position[u.lo]) < (hi := position[u.hi]))
 
 
 def largest(model: Model) -> FloatArray:
-    """The sum of each row were every use at its largest."""
+    """(rows,) an upper bound on the sum of each row: every use at its largest."""
     return _summed(model, np.max) + model.moving.largest(len(model.limits))
 
 
 def least(model: Model) -> FloatArray:
-    """The sum of each row were every use at its least; transfers may all use nothing."""
+    """(rows,) a lower bound on the sum of each row: every use at its least, and 0 for transfers."""
     return _summed(model, np.min)
 
 
 def _summed(model: Model, of: Callable[[FloatArray], float]) -> FloatArray:
-    """(rows,) one number of every use of the nodes, added up while it lasts."""
+    """(rows,) the sum of `of(amount)` over the node uses live in each row."""
     steps = np.zeros(len(model.limits) + 1)
     for use in itertools.chain.from_iterable(model.uses):
         amount = of(use.amount)
@@ -96,7 +96,7 @@ def _summed(model: Model, of: Callable[[FloatArray], float]) -> FloatArray:
 
 
 def _drop_implied(model: Model, keep: np.ndarray) -> None:
-    """Unset rows whose uses are all live in the nearest kept row before or after, where the limit is no larger and may not be exceeded."""
+    """Clear `keep` for each row implied by the nearest kept row before or after it."""
     starts, ends = _ends(model)
     left: list[int] = []
     for row in np.flatnonzero(keep):
@@ -109,7 +109,7 @@ def _drop_implied(model: Model, keep: np.ndarray) -> None:
 
 
 def _ends(model: Model) -> tuple[IntArray, IntArray]:
-    """Number of uses that start at or before each row, and that end at or before it."""
+    """Cumulative numbers of uses that start, and that end, at or before each row."""
     starts, ends = np.zeros(len(model.limits) + 1, dtype=np.int64), np.zeros(len(model.limits) + 1, dtype=np.int64)
     for terms in (*model.uses, *model.moved):
         for use in terms:
@@ -119,7 +119,7 @@ def _ends(model: Model) -> tuple[IntArray, IntArray]:
 
 
 def _implies(model: Model, starts: IntArray, ends: IntArray, strong: int, weak: int) -> bool:
-    """Whether every use live at `weak` is live at `strong`, and `strong` allows no more."""
+    """Whether the limit of `strong` implies that of `weak`: both hard, every use of `weak` live at `strong`, no larger limit."""
     if model.limits[strong] > model.limits[weak] or np.isfinite(model.slopes[[strong, weak]]).any():
         return False
     if strong > weak:

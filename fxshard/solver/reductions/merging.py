@@ -1,4 +1,4 @@
-"""Two neighbouring nodes become one whose states are the pairs that their edge allows."""
+"""Merge two neighbouring nodes into one whose states are the pairs that their edge allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxshard.solver.problem.row_uses import Use
 
 
 class MergeDetermined:
-    """Where each state of i allows one state f(x_i) of j, j's costs, memory and edges move to i."""
+    """Where each state of i allows a single state f(x_i) of j, moves the costs, uses and edges of j to i."""
 
     name = "merge nodes that a neighbour determines"
 
@@ -29,11 +29,10 @@ class MergeDetermined:
 
 @dataclass(frozen=True)
 class Contract:
-    """Merge the pairs of neighbours that allow few pairs of states, the least growth of tables first.
+    """Merges neighbours that allow few pairs of states, in order of least table growth.
 
-    Every merge takes a cycle out of the relaxation and so tightens the bound of message passing; once pruning has
-    forbidden most pairs, it goes on until little is left to search. pairs: most states of a merged node. entries: of
-    all tables together, the size up to which they may grow.
+    Merges remove cycles of the graph and so tighten the bound of message passing; once pruning has forbidden most pairs, merging leaves
+    little to search. pairs: the most states of a merged node. entries: the most entries of all tables together.
     """
 
     pairs: int
@@ -61,7 +60,7 @@ class Contract:
 
 
 class Merger:
-    """The tables while nodes are merged, and the list of (kept node, its old states, merged node, its old states)."""
+    """The tables during merging, and the merges so far: (kept node, its old states, removed node, its old states)."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -71,7 +70,7 @@ class Merger:
         self._allowed: dict[Pair, tuple[FloatArray, int]] = {}
 
     def merge(self, i: int, j: int, a: IntArray, b: IntArray) -> list[Pair]:
-        """Make node i stand for both: its state s means (a[s], b[s]); the edges that changed by it."""
+        """Merge j into i, whose state s then means (a[s], b[s]); returns the edges that changed."""
         if not len(a):
             raise Exhausted
         own = self._take(i, j)
@@ -92,7 +91,7 @@ class Merger:
         return [(min(i, other), max(i, other)) for other in (moved if identity else sorted(self.adjacent[i]))]
 
     def growth(self, key: Pair) -> tuple[int, int]:
-        """Entries gained by merging the nodes of an edge, and the states that the merged node would have."""
+        """The number of table entries that merging an edge would add, and the number of states of the merged node."""
         i, j = key
         pairs = self._pairs(key)
         size = [len(cost) for cost in (self.costs[i], self.costs[j])]
@@ -101,7 +100,7 @@ class Merger:
         return pairs * both - size[0] * around[0] - size[1] * around[1] + size[0] * size[1], pairs
 
     def finish(self) -> tuple[Model, Undo]:
-        """The merged model and the way back; the very model if nothing was merged."""
+        """The merged model and the map back; the original object if nothing was merged."""
         if not self.merged:
             return self.model, lambda choices: choices
         uses = [_sum_uses(uses) if len(uses) > 1 else uses for uses in self.uses]
@@ -126,18 +125,18 @@ class Merger:
         return known[1]
 
     def _take(self, i: int, j: int) -> FloatArray:
-        """Remove an edge; its table with the states of `i` as rows."""
+        """Remove an edge and return its table, with the states of `i` as rows."""
         self.adjacent[i].discard(j)
         self.adjacent[j].discard(i)
         return self.edges.pop((i, j)) if i < j else self.edges.pop((j, i)).T
 
 
 def _merge_determined(work: Merger, key: Pair) -> list[Pair]:
-    """Merge the nodes of an edge if one determines the other; the edges that changed by it."""
+    """Merge the nodes of an edge if one determines the other; returns the edges that changed."""
     i, j = key
     finite = np.isfinite(work.edges[key])
     forward, backward = bool((finite.sum(axis=1) == 1).all()), bool((finite.sum(axis=0) == 1).all())
-    if forward and backward:  # keep the node with more to move
+    if forward and backward:  # keep the node with more uses and edges
         backward = len(work.uses[j]) + len(work.adjacent[j]) > len(work.uses[i]) + len(work.adjacent[i])
     if backward:
         return work.merge(j, i, np.arange(finite.shape[1]), finite.argmax(axis=0))
@@ -151,7 +150,7 @@ def _pick(uses: tuple[Use, ...], states: IntArray) -> tuple[Use, ...]:
 
 
 def _sum_uses(uses: tuple[Use, ...]) -> tuple[Use, ...]:
-    """The uses with those over the same rows summed."""
+    """The uses, with those over the same rows summed."""
     amounts: dict[Pair, FloatArray] = {}
     for use in uses:
         rows = (use.lo, use.hi)

@@ -1,4 +1,4 @@
-"""Cost that is certain leaves the tables, and what then costs too much alone is forbidden."""
+"""Move unavoidable cost to the constant, and forbid entries that alone reach the cutoff."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fxshard.solver.problem.model import Model, Undo
 class Normalise:
     """Row and column minima of edges move to nodes, node minima to the constant; then every entry is >= 0.
 
-    An entry that with the constant reaches the cutoff is in no better plan and becomes `inf`.
+    An entry that reaches the cutoff together with the constant is in no better plan and becomes `inf`.
     """
 
     name = "move certain cost to the constant"
 
     def apply(self, model: Model) -> tuple[Model, Undo]:
-        """The same choices with nonnegative tables."""
+        """The equivalent model with nonnegative tables."""
         costs, edges, constant = list(model.costs), {}, model.constant
         for (i, j), table in model.edges.items():
             rows = _finite(table.min(axis=1, initial=np.inf))
@@ -51,6 +51,6 @@ def _finite(values: FloatArray) -> FloatArray:
 
 
 def _forbid(table: FloatArray, least: FloatArray, room: float) -> FloatArray:
-    """`inf` where `least`, a bound on what choosing the entry adds, leaves nothing below the cutoff."""
+    """The table with `inf` where `least`, a lower bound on the cost that the entry adds, reaches the room below the cutoff."""
     bad = (least >= room) & np.isfinite(table)
     return np.where(bad, np.inf, table) if bad.any() else table
