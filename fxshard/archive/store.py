@@ -18,15 +18,15 @@ from fxshard.program.sharded_program import ShardedProgram
 
 
 def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Writes ``program`` to ``path`` (``.pt2``), atomically; the same program gives the same bytes.
+    """Writes ``program`` to ``path`` (``.pt2``) atomically; the same program gives the same bytes.
 
     Args:
-        weights: whole parameters and buffers by the model's names (its state_dict); what the program does not read is
+        weights: whole parameters and buffers by the model's names (its state_dict); those that the program does not read are
             left out, tied ones are stored once. None: a program without weights.
 
     Raises:
-        FileError: the place cannot be written, a weight is missing or unlike the program's, or the program holds what a
-            file cannot.
+        FileError: the path cannot be written, a weight is missing or does not match the program's, or a file cannot hold
+            some part of the program.
     """
     names = {size_class: graph_name(number) for number, size_class in enumerate(program.modules)}
     graphs = {names[size_class]: write_graph(module, (*program.sizes, *program.ranks)) for size_class, module in program.modules.items()}
@@ -37,10 +37,10 @@ def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.
 
 
 def load(path: str | Path) -> ShardedProgram:
-    """Reads a program, without its weights; needs no process group and none of the model's source.
+    """Reads a program without its weights; needs neither a process group nor the model's source.
 
-    Raises FileError, with its reason, for a file that is damaged, cut short, foreign, of another version, or that holds
-    anything a program does not: the file is data, nothing in it is unpickled or run.
+    Raises FileError, with a reason, if the file is damaged, truncated, foreign, of another version, or contains anything that a program
+    does not. The file is data: nothing in it is unpickled or executed.
     """
     with opened(path) as container:
         where = f"{path}: {{}}".format
@@ -53,9 +53,9 @@ def load(path: str | Path) -> ShardedProgram:
 
 
 def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """The weights in a program's file, whole, by the model's names, tied ones once; mapped, so that only what is used is read.
+    """The whole weights in a program's file by the model's names, tied ones once; memory-mapped, so that only what is used is read.
 
-    Raises FileError when the program has none or they are damaged.
+    Raises FileError if the program has none or they are damaged.
     """
     with opened(path) as container:
         if not container.has(WEIGHTS):

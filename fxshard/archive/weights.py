@@ -1,4 +1,4 @@
-"""Weights in a program's file: whole tensors under the model's names, tied ones once, as safetensors mapped into memory."""
+"""Weights in a program's file: whole tensors under the model's names, tied ones once, as memory-mapped safetensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def needed(program: ShardedProgram) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def chosen(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of ``weights`` that the program reads; raises FileError for one that is missing, other, or not in memory."""
+    """The ``weights`` that the program reads; raises FileError if one is missing, has another shape or dtype, or is on meta."""
     found = {program.aliases.get(name, name): tensor for name, tensor in weights.items()} | dict(weights)
     out = {}
     for name, (shape, dtype) in needed(program).items():
@@ -64,7 +64,7 @@ def chosen(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict
 
 @contextmanager
 def weights_file(weights: Mapping[str, torch.Tensor] | None, folder: Path) -> Iterator[Path | None]:
-    """A temporary safetensors file of ``weights`` in ``folder``; None for none."""
+    """A temporary safetensors file of ``weights`` in ``folder``; None without weights."""
     if weights is None:
         yield None
         return
@@ -78,7 +78,7 @@ def weights_file(weights: Mapping[str, torch.Tensor] | None, folder: Path) -> It
 
 
 def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights that share memory under several names are copied: safetensors takes each by itself."""
+    """Copies weights that share memory with another: safetensors stores each separately."""
     seen: set[int] = set()
     out = {}
     for name, tensor in weights.items():
@@ -89,9 +89,9 @@ def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read_weights(container: Container) -> dict[str, torch.Tensor]:
-    """Tensors by name, mapped from the file: a rank that takes its shards reads those only.
+    """Tensors by name, memory-mapped: a rank that takes its shards reads only those.
 
-    Reads the file once, to check its hash. Raises FileError where it is damaged.
+    Reads the file once, to check its hash. Raises FileError if it is damaged.
     """
     _check_hash(container)
     start, size = container.offset(WEIGHTS), container.infos[WEIGHTS].file_size
@@ -111,7 +111,7 @@ def _check_hash(container: Container) -> None:
 
 
 def _read_header(container: Container, size: int) -> tuple[dict[str, Field], int]:
-    """Descriptions of the tensors, and the length of the header."""
+    """The descriptions of the tensors, and the length of the header."""
     where = f"{container.path}: weights"
     with container.stream(WEIGHTS) as stream:
         length = int.from_bytes(stream.read(8), "little")

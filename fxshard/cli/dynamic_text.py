@@ -1,4 +1,4 @@
-"""Dynamic dims and sizes as the command line writes them: ``args[0]:0=batch,1=seq``, ``batch=4,seq=8192``, ``batch=4*3; batch=64*1``."""
+"""Reads dynamic dims and sizes from the command line: ``args[0]:0=batch,1=seq``, ``batch=4,seq=8192``, ``batch=4*3; batch=64*1``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SIZE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 
 
 def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
-    """``["args[0]:0=batch,1=seq"]`` -> ``{"args[0]": {0: "batch", 1: "seq"}}``, None for no texts; raises OptionError.
+    """``["args[0]:0=batch,1=seq"]`` -> ``{"args[0]": {0: "batch", 1: "seq"}}``; None without texts; raises OptionError.
 
-    Several inputs may stand in one text, parted by ``;``.
+    One text may name several inputs, separated by ``;``.
     """
     found: dict[str, dict[int, str]] = {}
     for text in (part for one in texts for part in one.split(";") if part.strip()):
@@ -28,7 +28,7 @@ def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str]] | None:
 
 
 def parse_example_sizes(text: str | None) -> list[tuple[dict[str, int], float] | dict[str, int]] | None:
-    """``"batch=8,seq=2048*3; batch=64,seq=1*1"`` -> ``[({"batch": 8, "seq": 2048}, 3.0), ...]``, without weights the sizes alone.
+    """``"batch=8,seq=2048*3; batch=64,seq=1*1"`` -> ``[({"batch": 8, "seq": 2048}, 3.0), ...]``; without weights, just the sizes.
 
     Raises OptionError.
     """
@@ -57,7 +57,7 @@ def parse_sizes(text: str, where: str = "--at") -> dict[str, int]:
 
 
 def check_named(sizes: Sequence[Mapping[str, int]], dynamic: Mapping[str, Mapping[int, str]] | None) -> None:
-    """Raises OptionError for sizes of dims that ``--dynamic`` does not name, before anything is planned; without it dims may be marked."""
+    """Raises OptionError, before planning, for sizes of dims that ``--dynamic`` does not name; without that option, any name passes."""
     names = sorted({name for dims in (dynamic or {}).values() for name in dims.values()})
     unknown = next((name for one in sizes for name in one if names and name not in names), None)
     if unknown is not None:

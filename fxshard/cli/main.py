@@ -1,6 +1,6 @@
 """The ``fxshard`` command: plan, export, inspect, solve, check-op, demo.
 
-An error of the user's is a message and exit code 2, one of ours code 1.
+A user's error prints a message and exits with code 2; a fault of fxshard exits with code 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ended(command: Callable[[], int | None]) -> int:
-    """The exit code of a command, its errors printed."""
+    """Runs a command, prints its errors, and returns its exit code."""
     try:
         code = command()
         sys.stdout.flush()
@@ -47,7 +47,7 @@ def _ended(command: Callable[[], int | None]) -> int:
         print(error, file=sys.stderr)
         return USER_ERROR
     except BrokenPipeError:
-        # Whoever reads us (head, less) has seen enough; what Python flushes at exit goes nowhere.
+        # The reader of our output (head, less) has closed it; discard what Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:
         traceback.print_exc()
@@ -167,7 +167,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
-    """Prints what the plan costs at these sizes."""
+    """A function that prints what the plan costs at these sizes."""
     return lambda: print(f"\n{plan.at(**sizes)}")
 
 
@@ -201,14 +201,14 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
-    """Which dims are dynamic, and at which sizes the plan is to be good."""
+    """The dynamic dims, and the sizes for which the plan is optimised."""
     from fxshard.cli.dynamic_text import parse_dynamic, parse_example_sizes
 
     return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
 
 
 def _question(text: str) -> tuple[str, str | None]:
-    """``NAME`` or ``NAME=LAYOUT``."""
+    """Reads ``NAME`` or ``NAME=LAYOUT``."""
     name, equals, layout = text.rpartition("=")
     return (name, layout) if equals else (text, None)
 
@@ -287,14 +287,14 @@ def _solve(options: argparse.Namespace) -> None:
 
 
 def _check_op(options: argparse.Namespace) -> int:
-    """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
+    """Runs the check in a child process, because a kernel may crash on shapes that it did not expect."""
     from fxshard.cli.child_process import in_child
 
     return in_child(lambda note: _ended(lambda: _judge_op(options, note)), f"checking {options.op}")
 
 
 def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
-    """Exits with 1 when a rule is wrong; a rule that is not complete is right. ``note`` is told what is run."""
+    """Returns 1 if a rule is wrong; an incomplete rule counts as right. ``note`` receives what is run."""
     from fxshard.strategies import has_rule, oracle, sharding_function
 
     samples = _samples(options)
@@ -308,7 +308,7 @@ def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
 
 
 def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
-    """What a rule is drawn from: all samples of the user's; of torch's, which nobody chose, those of one kind."""
+    """The samples from which a rule is inferred: all of the user's; of torch's own samples, which nobody chose, those of one kind."""
     from fxshard.strategies import oracle
 
     kept = samples if options.sample else oracle.largest_kind(samples)
@@ -342,7 +342,7 @@ def _samples(options: argparse.Namespace) -> list[Any]:
 
 
 def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
-    """``entries``, with a bar on stderr while they are gone through; where that is no terminal, one line."""
+    """``entries`` with a progress bar on stderr; one line if stderr is not a terminal."""
     from tqdm import tqdm
 
     if sys.stderr.isatty():
@@ -368,7 +368,7 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    """Whether the result can be written is known before it is made."""
+    """Checks that the result can be written before computing it."""
     from fxshard.files import check_writable
 
     if options.output:
@@ -376,7 +376,7 @@ def _check_output(options: argparse.Namespace) -> None:
 
 
 def _wishes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the user asks of a plan; what cannot be read is told before the rest of fxshard, and torch, are imported."""
+    """The options of a plan; unreadable ones are reported before torch and the rest of fxshard are imported."""
     from fxshard.sizes import read_size
 
     if options.memory_limit is not None:
@@ -418,7 +418,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
 
 
 def _read(path: str) -> Any:
-    """A plan or a program, told apart by how the file begins: a program is a zip archive, a plan a JSON object."""
+    """A plan or a program, distinguished by how the file begins: a program is a zip archive, a plan a JSON object."""
     from fxshard.files import read_start
 
     start = read_start(path, 64).lstrip()
@@ -447,7 +447,7 @@ def _mesh(options: argparse.Namespace) -> Mesh:
 
 
 def _pins(texts: Sequence[str]) -> dict[str, str] | None:
-    """``NAME=LAYOUT`` each; the layout stands behind the last equals sign."""
+    """Reads ``NAME=LAYOUT`` items; the layout follows the last equals sign."""
     pins: dict[str, str] = {}
     for text in texts:
         name, equals, layout = text.rpartition("=")
@@ -482,7 +482,7 @@ def _sides(text: str, parts: Sequence[str], option: str, example: str) -> Sequen
 
 
 def _ends(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
-    """``NAME=LAYOUT`` each, or one layout for all."""
+    """Reads ``NAME=LAYOUT`` items, or one layout for all."""
     if len(texts) == 1 and "=" not in texts[0]:
         return texts[0]
     found: dict[str, str] = {}
