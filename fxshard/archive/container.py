@@ -17,7 +17,7 @@ import torch
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
 
-FORMAT, VERSION, READ = "fxshard-program", 3, (2, 3)
+FORMAT, VERSION, READABLE_VERSIONS = "fxshard-program", 3, (2, 3)
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 WEIGHTS = "fxshard/weights.safetensors"
@@ -100,7 +100,7 @@ def torch_version() -> str:
 
 
 class Container:
-    """An archive whose entries are allowed and listed in its manifest; made by ``opened``."""
+    """An archive whose entries are allowed and listed in its manifest; made by ``open_archive``."""
 
     def __init__(self, archive: zipfile.ZipFile, path: str) -> None:
         self.archive, self.path = archive, path
@@ -108,7 +108,7 @@ class Container:
         if MANIFEST not in self.infos:
             raise FileError("the archive is not a fxshard program: it has no manifest", where=path, remedy=NOT_A_PROGRAM)
         self.listed = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
-        _same_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
+        _check_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
 
     def _bytes(self, name: str) -> bytes:
         with self.stream(name) as entry:
@@ -148,7 +148,7 @@ class Container:
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[Container]:
+def open_archive(path: str | Path) -> Iterator[Container]:
     """Opens a program's archive; raises FileError for a file that is missing, truncated, foreign or unsafe."""
     try:
         archive = zipfile.ZipFile(path)
@@ -209,8 +209,8 @@ def _read_manifest(root: Field) -> dict[str, str]:
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("the archive is not a fxshard program", NOT_A_PROGRAM)
     version = root.get("version", Field.whole)
-    if version not in READ:
-        remedy = f"export it again; this fxshard reads version {READ[0]} (static sizes only) and {READ[1]}"
+    if version not in READABLE_VERSIONS:
+        remedy = f"export it again; this fxshard reads version {READABLE_VERSIONS[0]} (static sizes only) and {READABLE_VERSIONS[1]}"
         raise root.fail(f"the program has format version {version}, which is unknown", remedy)
     written = root.get("torch", Field.text)
     if written != torch_version():
@@ -225,7 +225,7 @@ def _read_manifest(root: Field) -> dict[str, str]:
     return listed
 
 
-def _same_names(present: set[str], listed: set[str], path: str) -> None:
+def _check_names(present: set[str], listed: set[str], path: str) -> None:
     for names, what in ((present - listed, "holds {!r}, which its manifest does not list"), (listed - present, "lacks {!r}")):
         if names:
             raise FileError(f"the archive {what.format(min(names))}", where=path, remedy=REMAKE)

@@ -16,7 +16,7 @@ from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint
 from fxshard.errors import FileError
 from fxshard.files import Field
 from fxshard.mesh.mesh import Mesh
-from fxshard.program.sharded_program import ProgramSize, rank_numbers
+from fxshard.program.sharded_program import ProgramSize, coordinate_symbols
 from fxshard.shapes import Guard, depends_on, range_in_units
 from fxshard.shapes.expressions import from_text, to_text
 
@@ -70,7 +70,7 @@ class FileSizes:
     def __init__(self, sizes: Sequence[Field] = (), mesh: Mesh | None = None) -> None:
         self.env = SymbolEnv()
         self.sizes = tuple(self._size(field) for field in sizes)
-        self.ranks = () if mesh is None else rank_numbers(mesh, self.env)
+        self.ranks = () if mesh is None else coordinate_symbols(mesh, self.env)
         shape_env = self.env.shape_env if self.sizes or self.ranks else None
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
         self.values = [one.value for one in (*self.sizes, *self.ranks)]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, graph_entry, graph_name, opened, write
+from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, graph_entry, graph_name, open_archive, write
 from fxshard.archive.description import read_description, write_description
 from fxshard.archive.graphs import read_graph, write_graph
-from fxshard.archive.weights import chosen, read_weights, weights_file
+from fxshard.archive.weights import read_weights, select_weights, weights_file
 from fxshard.errors import FileError
 from fxshard.plans.plan_json import dumps
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -31,7 +31,7 @@ def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.
     names = {size_class: graph_name(number) for number, size_class in enumerate(program.modules)}
     graphs = {names[size_class]: write_graph(module, (*program.sizes, *program.ranks)) for size_class, module in program.modules.items()}
     description = write_description(program, names)
-    kept = None if weights is None else chosen(program, weights)
+    kept = None if weights is None else select_weights(program, weights)
     with weights_file(kept, Path(path).parent) as file:
         write(path, dumps(program.plan), description, graphs, file)
 
@@ -42,7 +42,7 @@ def load(path: str | Path) -> ShardedProgram:
     Raises FileError, with a reason, if the file is damaged, truncated, foreign, of another version, or contains anything that a program
     does not. The file is data: nothing in it is unpickled or executed.
     """
-    with opened(path) as container:
+    with open_archive(path) as container:
         where = f"{path}: {{}}".format
         plan = ShardingPlan.from_json(container.read(PLAN), where("plan"))
         description = read_description(container.read(PROGRAM), where("program"))
@@ -57,7 +57,7 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
     Raises FileError if the program has none or they are damaged.
     """
-    with opened(path) as container:
+    with open_archive(path) as container:
         if not container.has(WEIGHTS):
             raise FileError("the program holds no weights", where=str(path), remedy="pass them when it is bound, or export with weights")
         return read_weights(container)
@@ -65,5 +65,5 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 def has_weights(path: str | Path) -> bool:
     """Whether the program's file carries weights. Raises FileError as ``load``."""
-    with opened(path) as container:
+    with open_archive(path) as container:
         return bool(container.has(WEIGHTS))

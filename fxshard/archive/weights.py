@@ -39,17 +39,17 @@ DTYPES = {
 }
 
 
-def needed(program: ShardedProgram) -> dict[str, tuple[tuple[int, ...], str]]:
+def weights_needed(program: ShardedProgram) -> dict[str, tuple[tuple[int, ...], str]]:
     """(global shape, dtype) of every parameter and buffer that the program reads, by name."""
     ends = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
     return {end.name: (shape, dtype) for end, shape, dtype in ends if end.kind in ("parameter", "buffer")}
 
 
-def chosen(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def select_weights(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The ``weights`` that the program reads; raises FileError if one is missing, has another shape or dtype, or is on meta."""
     found = {program.aliases.get(name, name): tensor for name, tensor in weights.items()} | dict(weights)
     out = {}
-    for name, (shape, dtype) in needed(program).items():
+    for name, (shape, dtype) in weights_needed(program).items():
         tensor = found.get(name)
         if tensor is None:
             raise FileError(f"there is no weight {name!r} for the program", where=name, remedy="pass the model's whole state_dict")
@@ -71,13 +71,13 @@ def weights_file(weights: Mapping[str, torch.Tensor] | None, folder: Path) -> It
     try:
         with tempfile.TemporaryDirectory(prefix=".weights.", dir=folder) as name:
             path = Path(name) / "weights.safetensors"
-            safetensors.torch.save_file(_apart(weights), path)
+            safetensors.torch.save_file(_without_sharing(weights), path)
             yield path
     except OSError as error:
         raise FileError(f"cannot write the weights: {error}", where=str(folder), remedy="write to a folder with room for them") from error
 
 
-def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _without_sharing(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies weights that share memory with another: safetensors stores each separately."""
     seen: set[int] = set()
     out = {}

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from fxshard.plans.sharding_plan import ShardingPlan
 
 USER_ERROR, FAULT = 2, 1
-SHOWN = 3
+SAMPLES_SHOWN = 3
 FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
 SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
-WISHES = (
+CONSTRAINT_OPTIONS = (
     ("--pin", "NAME=LAYOUT", "fix a parameter, buffer, input, what a submodule returns, a node, or a glob of them (* for a free axis)"),
     ("--equal", "NAME=NAME", "all that these names or globs mean has one layout"),
     ("--forbid", "NAME=LAYOUT[@AXIS]", "what the name or glob means has not this layout, or not this placement on an axis"),
@@ -35,10 +35,10 @@ WISHES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0 (check-op: 1 for a wrong rule), or 2 after a FxshardError and 1 after any other, printed to stderr."""
     options = _parser().parse_args(arguments)
-    return _ended(lambda: options.command(options))
+    return _exit_code(lambda: options.command(options))
 
 
-def _ended(command: Callable[[], int | None]) -> int:
+def _exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command, prints its errors, and returns its exit code."""
     try:
         code = command()
@@ -152,7 +152,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", default="cpu", metavar="NAME|FILE", help=hardware_help)
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
-    for option, metavar, said in WISHES:
+    for option, metavar, said in CONSTRAINT_OPTIONS:
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{said}; may be repeated")
     for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
         end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
@@ -173,7 +173,7 @@ def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
 
 def _plan(options: argparse.Namespace) -> int:
     _check_output(options)
-    mesh, wishes = _mesh(options), _wishes(options)
+    mesh, plan_options = _mesh(options), _plan_options(options)
     from fxshard.cli.dynamic_text import check_named, parse_sizes
 
     sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
@@ -184,7 +184,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
-    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
+    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
     if options.output:
         plan.save(options.output)
     print(inspect.summary(plan))
@@ -194,9 +194,9 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"\nwrote {options.output}")
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
-    codes = [_ended(_print_at(plan, there)) for there in elsewhere]
+    codes = [_exit_code(_print_at(plan, there)) for there in elsewhere]
     for text in options.explain:
-        print(f"\n{plan.explain(*_question(text))}")
+        print(f"\n{plan.explain(*_parse_question(text))}")
     return max(codes, default=0)
 
 
@@ -207,7 +207,7 @@ def _sizes(options: argparse.Namespace) -> dict[str, Any]:
     return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
 
 
-def _question(text: str) -> tuple[str, str | None]:
+def _parse_question(text: str) -> tuple[str, str | None]:
     """Reads ``NAME`` or ``NAME=LAYOUT``."""
     name, equals, layout = text.rpartition("=")
     return (name, layout) if equals else (text, None)
@@ -226,13 +226,13 @@ def _diff(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     _check_output(options)
-    mesh, wishes = _mesh(options), _wishes(options)
+    mesh, plan_options = _mesh(options), _plan_options(options)
     plan = _read_plan(options) if options.plan else None
     sizes = {**_sizes(options), "even": options.even}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **wishes)
+    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
     program.save(options.output)
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
@@ -290,7 +290,7 @@ def _check_op(options: argparse.Namespace) -> int:
     """Runs the check in a child process, because a kernel may crash on shapes that it did not expect."""
     from fxshard.cli.child_process import in_child
 
-    return in_child(lambda note: _ended(lambda: _judge_op(options, note)), f"checking {options.op}")
+    return in_child(lambda note: _exit_code(lambda: _judge_op(options, note)), f"checking {options.op}")
 
 
 def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
@@ -300,19 +300,19 @@ def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
     samples = _samples(options)
     name = oracle.qualified(options.op)
     if not has_rule(name) and sharding_function(name) is None:
-        print(oracle.report_rule(oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)))
+        print(oracle.report_rule(oracle.find_rule(name, _samples_for_rule(options, name, samples, note), options.budget)))
         return 0
-    verdict = oracle.check_op(name, _noted(_watched(samples, f"checking {name}"), note), options.budget)
+    verdict = oracle.check_op(name, _with_notes(_watched(samples, f"checking {name}"), note), options.budget)
     print(oracle.report(verdict))
     return 1 if verdict.wrong else 0
 
 
-def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
+def _samples_for_rule(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
     """The samples from which a rule is inferred: all of the user's; of torch's own samples, which nobody chose, those of one kind."""
     from fxshard.strategies import oracle
 
     kept = samples if options.sample else oracle.largest_kind(samples)
-    shown = ", ".join(f"({s})" for s in kept[:SHOWN]) + (" and others" if len(kept) > SHOWN else "")
+    shown = ", ".join(f"({s})" for s in kept[:SAMPLES_SHOWN]) + (" and others" if len(kept) > SAMPLES_SHOWN else "")
     note(f"while looking for a rule, on shards of {shown}")
     others = len(samples) - len(kept)
     left = f", like ({kept[0]}); {others} of other dims are left out" if others else ""
@@ -320,7 +320,7 @@ def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], not
     return kept
 
 
-def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]:
+def _with_notes(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]:
     for sample in samples:
         note(f"on the sample ({sample}), or on shards of it")
         yield sample
@@ -375,7 +375,7 @@ def _check_output(options: argparse.Namespace) -> None:
         check_writable(options.output)
 
 
-def _wishes(options: argparse.Namespace) -> dict[str, Any]:
+def _plan_options(options: argparse.Namespace) -> dict[str, Any]:
     """The options of a plan; unreadable ones are reported before torch and the rest of fxshard are imported."""
     from fxshard.sizes import read_size
 
@@ -383,8 +383,8 @@ def _wishes(options: argparse.Namespace) -> dict[str, Any]:
         read_size(options.memory_limit, "--memory-limit")
     return {
         "pins": _pins(options.pin),
-        "input_layouts": _ends(options.input_layout, "--input-layout"),
-        "output_layouts": _ends(options.output_layout, "--output-layout"),
+        "input_layouts": _layouts_by_name(options.input_layout, "--input-layout"),
+        "output_layouts": _layouts_by_name(options.output_layout, "--output-layout"),
         "memory_limit": options.memory_limit,
         "constraints": _constraints(options),
         "objective": options.objective,
@@ -461,9 +461,9 @@ def _pins(texts: Sequence[str]) -> dict[str, str] | None:
 def _constraints(options: argparse.Namespace) -> list[Any]:
     from fxshard.sizes import read_size
 
-    equal = [_sides(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight") for text in options.equal]
-    forbid = [_sides(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp") for text in options.forbid]
-    limits = [_sides(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
+    equal = [_checked_parts(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight") for text in options.equal]
+    forbid = [_checked_parts(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp") for text in options.forbid]
+    limits = [_checked_parts(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
     sizes = [(axis, read_size(size, "--at-most")) for axis, size in limits]
     if not (equal or forbid or sizes):
         return []
@@ -475,13 +475,13 @@ def _constraints(options: argparse.Namespace) -> list[Any]:
     return found + [Communication(axis, at_most=size) for axis, size in sizes]
 
 
-def _sides(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:
+def _checked_parts(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:
     if not all(parts) or len(parts) < 2:
         raise OptionError(f"cannot read {option} {text!r}", remedy=f"write it like {option} '{example}'")
     return parts
 
 
-def _ends(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
+def _layouts_by_name(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
     """Reads ``NAME=LAYOUT`` items, or one layout for all."""
     if len(texts) == 1 and "=" not in texts[0]:
         return texts[0]

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from fxshard.errors import count_text
 from fxshard.inspect.data import Subject, plan_of, traffic
 from fxshard.plans.plan_data import PlannedCollective, by_cause
-from fxshard.plans.plan_text import counted, told
+from fxshard.plans.plan_text import merged_names_with_counts, summary_rows
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ShardedProgram
 from fxshard.sizes import size_text
@@ -77,7 +77,7 @@ def _head(subject: Subject) -> str:
     rows = [
         ("mesh", f"{plan.mesh}, {plan.mesh.size} devices ({plan.mesh.hardware.name})"),
         ("graph", f"{purpose}, {count_text(len(plan.nodes), 'node')}, hash {plan.graph_hash[:12] or 'not given'}"),
-        *told(plan),
+        *summary_rows(plan),
     ]
     if isinstance(subject, ShardedProgram):
         rows.append(("local graphs", f"{len(subject.modules)}, {_shared(subject)}"))
@@ -108,7 +108,7 @@ def _parameters(plan: ShardingPlan) -> str:
     rows: list[tuple[Any, ...]] = []
     for pattern, by_facts in groups.items():
         for facts, names in by_facts.items():
-            alike = [("*".join(pattern), len(names))] if len(names) > 1 and len(by_facts) == 1 else counted(names)
+            alike = [("*".join(pattern), len(names))] if len(names) > 1 and len(by_facts) == 1 else merged_names_with_counts(names)
             rows += [(name, count, *facts) for name, count in alike]
     return _table(rows, ("parameter", "count", "layout", "shape", "dtype")) if rows else ""
 

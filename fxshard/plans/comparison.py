@@ -12,18 +12,18 @@ from fxshard.errors import count_text
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.plans.plan_data import AGAIN, OpSpec, PlanData, PlannedNode, Redistribution
-from fxshard.plans.plan_text import amount, numbered, time_text
+from fxshard.plans.plan_text import cost_text, merged_names, time_text
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted
 
 SHOWN = 10
 """Maximum lines of a table; the rest is counted."""
 
-NAMED = 3
+BRIEF_ITEMS = 3
 """Number of differences named in a brief text."""
 
 TIME, BYTES = "microseconds", "bytes"
-NOTHING = 1e-6
+ROUNDING = 1e-6
 """Microseconds or bytes within which sums may differ by rounding."""
 
 
@@ -97,14 +97,14 @@ class Comparison:
         return self.same_graph and self.mesh[0] == self.mesh[1] and not (self.nodes or self.moves or self.compute or self.memory)
 
     def __str__(self) -> str:
-        head = [amount(value, unit) for value, unit in zip(self.objective, self.unit, strict=True)]
+        head = [cost_text(value, unit) for value, unit in zip(self.objective, self.unit, strict=True)]
         if self.equal:
             return f"the plans are equal: {self.mesh[0]}, objective {head[0]}"
         rows: list[tuple[str, ...]] = [] if self.mesh[0] == self.mesh[1] else [("mesh", *self.mesh, "")]
         rows.append(("objective", *head, _change(*self.objective, self.unit[0]) if self.unit[0] == self.unit[1] else ""))
         rows += [(f"hidden {kind}", time_text(a), time_text(b), _change(a, b, TIME)) for kind, a, b in self.hidden]
         if self.recomputed[0] != self.recomputed[1]:
-            rows.append(("computed again", *(", ".join(numbered(blocks)) or "nothing" for blocks in self.recomputed), ""))
+            rows.append(("computed again", *(", ".join(merged_names(blocks)) or "nothing" for blocks in self.recomputed), ""))
         if self.peak[0] != self.peak[1]:
             rows.append(("memory", size_text(self.peak[0]), size_text(self.peak[1]), _change(*self.peak, BYTES)))
         rows += [(f"- {kind}", size_text(a or 0), size_text(b or 0), _change(a or 0, b or 0, BYTES)) for kind, a, b in self.memory]
@@ -119,10 +119,10 @@ class Comparison:
         here, others = ([one for one in found if (one[0] in near) == side] for side in (True, False))
         sums = [f"here {self._more(sum(more for _, more in here))}"] if here else []
         sums += [f"{len(others)} elsewhere {self._more(sum(more for _, more in others))}"] if others else []
-        named = [f"{name} {self._more(more)}" for name, more in others[:NAMED]] + ["..."] * (len(others) > NAMED)
+        named = [f"{name} {self._more(more)}" for name, more in others[:BRIEF_ITEMS]] + ["..."] * (len(others) > BRIEF_ITEMS)
         steps, beside = self._steps_of(near), sum(b - a for _, a, b in self.hidden)
         parts = [", ".join(sums), f"here: {steps}" if steps else "", f"elsewhere: {', '.join(named)}" if named else ""]
-        return "; ".join(filter(None, [*parts, f"hidden {signed(beside, TIME)}" if abs(beside) > NOTHING else ""]))
+        return "; ".join(filter(None, [*parts, f"hidden {signed(beside, TIME)}" if abs(beside) > ROUNDING else ""]))
 
     def differences(self) -> dict[str, float]:
         """The difference in cost by name: of each node and the redistributions of its value; they add up to that of the objectives."""
@@ -131,7 +131,7 @@ class Comparison:
             found[c.node] = c.after - c.before
         for m in self.moves:
             found[m.value] = found.get(m.value, 0.0) + (m.after or 0.0) - (m.before or 0.0)
-        return {name: more for name, more in found.items() if abs(more) > NOTHING}
+        return {name: more for name, more in found.items() if abs(more) > ROUNDING}
 
     def _more(self, value: float) -> str:
         return signed(value, self.unit[0])
@@ -223,15 +223,15 @@ def _pairs(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterable[tupl
     return [(key, (before.get(key), after.get(key))) for key in dict.fromkeys([*before, *after])]
 
 
-Decided = Mapping[str, tuple[str, Layout | OpSpec]]
+Decisions = Mapping[str, tuple[str, Layout | OpSpec]]
 """Name -> (operator, decision)."""
 
 
-def _parameters(plan: PlanData) -> Decided:
+def _parameters(plan: PlanData) -> Decisions:
     return {name: ("parameter", layout) for name, layout in plan.parameter_layouts().items()}
 
 
-def _layouts(before: Decided, after: Decided) -> tuple[LayoutChange, ...]:
+def _layouts(before: Decisions, after: Decisions) -> tuple[LayoutChange, ...]:
     changed = [(name, a, b) for name, (a, b) in _pairs(before, after) if a != b]
     return tuple(LayoutChange(name, (a or b)[0], a and str(a[1]), b and str(b[1])) for name, a, b in changed)
 
@@ -296,7 +296,7 @@ def _table(rows: Sequence[tuple[str, tuple[str, ...]]], headers: Sequence[str], 
 
 
 def _cost(value: float | None, unit: str) -> str:
-    return "-" if value is None else amount(value, unit)
+    return "-" if value is None else cost_text(value, unit)
 
 
 def _sent(change: TrafficChange) -> str:
@@ -305,12 +305,12 @@ def _sent(change: TrafficChange) -> str:
 
 def signed(value: float, unit: str) -> str:
     """A difference with its sign: ``+4.484 ms``; ``0`` if there is none."""
-    return "0" if abs(value) <= NOTHING else f"{'+' if value > 0 else '-'}{amount(abs(value), unit)}"
+    return "0" if abs(value) <= ROUNDING else f"{'+' if value > 0 else '-'}{cost_text(abs(value), unit)}"
 
 
 def _change(before: float, after: float, unit: str) -> str:
     """The difference, with its ratio to ``before``."""
-    if abs(after - before) <= NOTHING or not before:
+    if abs(after - before) <= ROUNDING or not before:
         return signed(after - before, unit)
     share = f" ({(after - before) / before:+.1%})" if abs(after) < 10 * abs(before) else f" ({after / before:.0f} times)"
     return signed(after - before, unit) + ("" if share[2:] == "0.0%)" else share)

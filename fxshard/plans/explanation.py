@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fxshard.layout.layouts import Layout
 from fxshard.plans.comparison import Comparison, signed
 from fxshard.plans.plan_data import PlanData
-from fxshard.plans.plan_text import amount, time_text
+from fxshard.plans.plan_text import cost_text, time_text
 from fxshard.text_table import fitted, in_short
 
 BETTER = 1e-6
@@ -71,7 +71,7 @@ class Explanation:
 
     def __str__(self) -> str:
         own = f"{self.name} ({self.op})" if self.name == self.node else f"{self.name} ({self.op}, node {self.node})"
-        head = f"{own}: {self.layout}, in a plan of {amount(self.total, self.unit)}"
+        head = f"{own}: {self.layout}, in a plan of {cost_text(self.total, self.unit)}"
         if self.compute:
             head += f"; computing it takes {time_text(self.compute)}"
         parts = [f"{head}\n{in_short(self.line)}" if self.line else head, self._readers(), self._choices(), self._better()]
@@ -81,7 +81,7 @@ class Explanation:
 
     def _readers(self) -> str:
         rows = [
-            (r.node, r.what, str(r.layout), amount(r.cost, self.unit) if r.layout != self.layout else "as it is", r.line)
+            (r.node, r.what, str(r.layout), cost_text(r.cost, self.unit) if r.layout != self.layout else "as it is", r.line)
             for r in self.readings
         ]
         return fitted(rows, ("read by", "which is", "as", "bringing it", "line"), same=False) if rows else "read by none"
@@ -93,10 +93,10 @@ class Explanation:
             if choice.total is None or more is None or choice.gap is None:
                 rows.append((choice.layout, "-", "-", "-", choice.reason))
                 continue
-            proof = "cut" if choice.cut and choice.gap > 1e-6 else ""
+            proof_text = "cut" if choice.cut and choice.gap > 1e-6 else ""
             where = "the plan's own" if choice.chosen else self._where(choice)
-            total, more_text = amount(choice.total, self.unit), signed(more, self.unit)
-            rows.append((choice.layout, total, more_text, f"{choice.gap:.3%} {proof}".strip(), where))
+            total, more_text = cost_text(choice.total, self.unit), signed(more, self.unit)
+            rows.append((choice.layout, total, more_text, f"{choice.gap:.3%} {proof_text}".strip(), where))
         return fitted(rows, ("layout", "total", "difference", "gap", "where"), same=False)
 
     def _where(self, choice: Choice) -> str:
@@ -115,7 +115,7 @@ class Explanation:
         if not totals:
             return ""
         best = min(totals, key=totals.__getitem__)
-        least = amount(totals[best], self.unit)
+        least = cost_text(totals[best], self.unit)
         return (
             f"{self.choices[best].layout} costs less than the plan that was asked, whose search was cut by its time or work limit:\n"
             f"a longer time_limit can find one of {least} or less; choices[{best}].plan of this answer is one."

@@ -12,10 +12,10 @@ from fxshard.plans.plan_sizes import mean_text, sizes_text
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled, listed
 
-TOLD = 160
+NAMES_WIDTH = 160
 """Maximum characters of a list of names."""
 
-APART = 4
+MAX_LAYOUTS = 4
 """Up to this many layouts of a node are written one by one; in longer lists, runs of equal ones are counted."""
 
 
@@ -23,36 +23,36 @@ def plan_text(plan: PlanData) -> str:
     """The text of ``print(plan)``; ``fxshard.inspect.nodes_table`` and ``collectives_table`` show everything in full."""
     purpose = "forward and backward" if plan.train else "forward"
     first = f"plan for {plan.mesh} ({plan.mesh.hardware.name}), {purpose}, {count_text(len(plan.nodes), 'node')}"
-    parts = [f"{first}\n{labelled(told(plan))}"]
+    parts = [f"{first}\n{labelled(summary_rows(plan))}"]
     parts.append(fitted([_node(plan, n) for n in plan.nodes], ("node", "operator", "reads", "gives")))
     parts.append(_collectives(plan))
     parts += [fitted(found, (heading, "reason"), same=False) for heading, found in by_cause(plan.fallbacks).items()]
     return "\n\n".join(parts)
 
 
-def told(plan: PlanData) -> list[tuple[str, str]]:
+def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
     """(label, text): cost and proof, priced sizes, memory and its limit, hidden communication, repeated gathers, recomputed blocks."""
-    rows = [("objective", proof(plan))]
+    rows = [("objective", proof_text(plan))]
     rows += [("priced", mean_text(plan))] if plan.example_sizes else []
     if plan.memory or plan.memory_limit is not None:
-        rows.append(("memory", memory(plan)))
-    rows += [("beside compute", assumption(plan))] if plan.hidden else []
-    for label, names in twice(plan).items():
-        rows.append((label, f"{listed(numbered(names), TOLD)}, again in the backward"))
-    return rows + ([("computed again", repeated(plan))] if plan.recomputed else [])
+        rows.append(("memory", memory_text(plan)))
+    rows += [("beside compute", hidden_text(plan))] if plan.hidden else []
+    for label, names in redistributed_twice(plan).items():
+        rows.append((label, f"{listed(merged_names(names), NAMES_WIDTH)}, again in the backward"))
+    return rows + ([("computed again", recomputed_text(plan))] if plan.recomputed else [])
 
 
-def done_before(plan: PlanData) -> dict[int, int]:
+def earlier_redistribution(plan: PlanData) -> dict[int, int]:
     """Index of a redistribution -> that of an earlier one of the same value, or its first run, to the same layout."""
     first: dict[tuple[str, Layout], int] = {}
     keys = [(entry.value.removesuffix(AGAIN), entry.target) for entry in plan.redistributions]
     return {k: first[key] for k, key in enumerate(keys) if first.setdefault(key, k) != k}
 
 
-def twice(plan: PlanData) -> dict[str, list[str]]:
+def redistributed_twice(plan: PlanData) -> dict[str, list[str]]:
     """Values that are redistributed, dropped, and redistributed again for the backward, by kind of redistribution."""
     found: dict[str, list[str]] = {}
-    for index in done_before(plan):
+    for index in earlier_redistribution(plan):
         entry = plan.redistributions[index]
         label = "gathered twice" if any(step.kind == "all_gather" for step in entry.steps) else "moved twice"
         if not entry.value.endswith(AGAIN):  # the recomputed blocks already say so
@@ -60,19 +60,19 @@ def twice(plan: PlanData) -> dict[str, list[str]]:
     return {label: list(dict.fromkeys(names)) for label, names in found.items()}
 
 
-def proof(plan: PlanData) -> str:
+def proof_text(plan: PlanData) -> str:
     """Objective, lower bound and gap, and whether the search was cut short."""
     if plan.partial:
         return "none: a partial plan is a set of pins"
     c = plan.certificate
     if not c.gap and not c.cut:
-        counted = "" if plan.memory_limit is None else ", of all plans within the limit"
-        return f"{amount(c.objective, c.unit)}, proven optimal (gap 0){counted}"
+        merged_names_with_counts = "" if plan.memory_limit is None else ", of all plans within the limit"
+        return f"{cost_text(c.objective, c.unit)}, proven optimal (gap 0){merged_names_with_counts}"
     cut = ", cut short by its time or work limit" if c.cut else ""
-    return f"{amount(c.objective, c.unit)}, lower bound {amount(c.lower_bound, c.unit)}, gap {c.gap:.3%}{cut}"
+    return f"{cost_text(c.objective, c.unit)}, lower bound {cost_text(c.lower_bound, c.unit)}, gap {c.gap:.3%}{cut}"
 
 
-def memory(plan: PlanData) -> str:
+def memory_text(plan: PlanData) -> str:
     """The peak against the limit, and by kind, the largest first."""
     limit = "" if plan.memory_limit is None else f" of {size_text(plan.memory_limit)}"
     kinds = ", ".join(f"{kind} {size_text(size)}" for kind, size in sorted(plan.memory.items(), key=lambda one: -one[1]) if size)
@@ -80,19 +80,19 @@ def memory(plan: PlanData) -> str:
     return f"{size_text(sum(plan.memory.values()))}{at}{f': {kinds}' if kinds else ''}"
 
 
-def assumption(plan: PlanData) -> str:
+def hidden_text(plan: PlanData) -> str:
     """The hidden communication, in words."""
     times = " and ".join(f"{time_text(time)} of {kind}" for kind, time in plan.hidden.items())
     return f"assumes {times} hidden behind compute"
 
 
-def repeated(plan: PlanData) -> str:
+def recomputed_text(plan: PlanData) -> str:
     """The recomputed blocks, in one line."""
     count = len(plan.recomputed)
-    return f"{count_text(count, 'block')}: {listed(numbered(plan.recomputed), TOLD)}"
+    return f"{count_text(count, 'block')}: {listed(merged_names(plan.recomputed), NAMES_WIDTH)}"
 
 
-def amount(value: float, unit: str) -> str:
+def cost_text(value: float, unit: str) -> str:
     """A cost as text: a time, or bytes that a rank sends."""
     return size_text(value) if unit == "bytes" else time_text(value)
 
@@ -105,12 +105,12 @@ def time_text(microseconds: float) -> str:
     return f"{microseconds:.4g} us" if abs(microseconds) >= 1e-6 else "0 us"
 
 
-def numbered(names: Iterable[str]) -> list[str]:
+def merged_names(names: Iterable[str]) -> list[str]:
     """``layers.0-2.wq`` for ``layers.0.wq``, ``layers.1.wq``, ``layers.2.wq``: merges names that differ in one number."""
-    return [name for name, _ in counted(names)]
+    return [name for name, _ in merged_names_with_counts(names)]
 
 
-def counted(names: Iterable[str]) -> list[tuple[str, int]]:
+def merged_names_with_counts(names: Iterable[str]) -> list[tuple[str, int]]:
     """The same, with the number of names that each stands for."""
     found: dict[tuple[str, str], list[int]] = {}
     for name in names:
@@ -143,7 +143,7 @@ def _node(plan: PlanData, node: PlannedNode) -> tuple[str, str, str, str]:
 
 
 def _layouts(layouts: Sequence[Layout]) -> str:
-    if len(layouts) <= APART:
+    if len(layouts) <= MAX_LAYOUTS:
         return ", ".join(map(str, layouts))
     runs = [(text, len(list(run))) for text, run in itertools.groupby(map(str, layouts))]
     return ", ".join(f"{count} x {text}" if count > 1 else text for text, count in runs)

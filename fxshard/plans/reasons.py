@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, Redistribution
-from fxshard.plans.plan_text import TOLD, amount, done_before
+from fxshard.plans.plan_text import NAMES_WIDTH, cost_text, earlier_redistribution
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, listed
 
@@ -21,7 +21,7 @@ def _unknown(node: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class EdgeEnd:
     """An end of an edge: the node and its operator, the layout that it produces or reads, the user's source line ("" if unknown)."""
 
     node: str
@@ -55,8 +55,8 @@ class CollectiveReason:
 
     index: int
     collective: PlannedCollective
-    producer: Place
-    readers: tuple[Place, ...]
+    producer: EdgeEnd
+    readers: tuple[EdgeEnd, ...]
     steps: tuple[str, ...]
     cost: float
     unit: str
@@ -73,14 +73,14 @@ class CollectiveReason:
         c = self.collective
         head = [f"collective {self.index}: {c.kind} on {c.axis}, {c.source} -> {c.target}, {size_text(c.bytes)} sent by each rank"]
         named = f" ({self.name})" if self.name not in ("", c.value) else ""
-        head.append(f"value {c.value}{named}, {' then '.join(self.steps)}: {amount(self.cost, self.unit)} together")
+        head.append(f"value {c.value}{named}, {' then '.join(self.steps)}: {cost_text(self.cost, self.unit)} together")
         head += [self.repeats] if self.repeats else []
         rows = [("gives", *_row(self.producer)), *(("reads", *_row(reader)) for reader in self.readers)]
         last = [self.remedy, *(question.text(shell) for question in self.questions)]
         return "\n\n".join(["\n".join(head), fitted(rows, ("", "layout", "node", "is", "line"), same=False), "\n".join(last)])
 
 
-def _row(place: Place) -> tuple[str, str, str, str]:
+def _row(place: EdgeEnd) -> tuple[str, str, str, str]:
     return str(place.layout), place.node, place.what, place.line
 
 
@@ -104,21 +104,26 @@ def why_collective(plan: PlanData, index: int, module_of: ModuleOf = _unknown) -
         unit=plan.certificate.unit,
         remedy=_remedy(entry, producer, readers),
         name=_user_name(plan, entry.value, module_of),
-        repeats=_repeats(plan, collective),
+        repeats=_repetition(plan, collective),
         questions=tuple(_questions(plan, entry, module_of)),
     )
 
 
-def _producer(plan: PlanData, entry: Redistribution) -> Place:
+def _producer(plan: PlanData, entry: Redistribution) -> EdgeEnd:
     node, _ = plan.picked.get(entry.value, (entry.value, 0))
-    return Place(plan.called(node), _what(plan, node, "one result of a node"), entry.source, _line(plan, entry.value) or _line(plan, node))
+    return EdgeEnd(
+        plan.called(node),
+        _operator_or_kind(plan, node, "one result of a node"),
+        entry.source,
+        _line(plan, entry.value) or _line(plan, node),
+    )
 
 
-def _reader(plan: PlanData, entry: Redistribution, node: str, operand: int) -> Place:
-    if _what(plan, node, "") != "output" or operand >= len(plan.outputs):
-        return Place(node, f"{_what(plan, node, 'a node')}, operand {operand}", entry.target, _line(plan, node))
+def _reader(plan: PlanData, entry: Redistribution, node: str, operand: int) -> EdgeEnd:
+    if _operator_or_kind(plan, node, "") != "output" or operand >= len(plan.outputs):
+        return EdgeEnd(node, f"{_operator_or_kind(plan, node, 'a node')}, operand {operand}", entry.target, _line(plan, node))
     end = plan.outputs[operand]
-    return Place(node, f"{end.kind} {end.name}", entry.target, "")
+    return EdgeEnd(node, f"{end.kind} {end.name}", entry.target, "")
 
 
 def _line(plan: PlanData, node: str) -> str:
@@ -126,15 +131,15 @@ def _line(plan: PlanData, node: str) -> str:
     return plan.lines.get(node) or plan.lines.get(node.removesuffix(AGAIN), "")
 
 
-def _what(plan: PlanData, node: str, otherwise: str) -> str:
+def _operator_or_kind(plan: PlanData, node: str, otherwise: str) -> str:
     """The operator, or the kind of an input."""
     return plan.kinds.get(node) or next((n.op for n in plan.nodes if n.name == node), otherwise)
 
 
-def _repeats(plan: PlanData, collective: PlannedCollective) -> str:
+def _repetition(plan: PlanData, collective: PlannedCollective) -> str:
     """A sentence if an earlier collective did the same."""
     entry = plan.redistributions[collective.entry]
-    first = done_before(plan).get(collective.entry)
+    first = earlier_redistribution(plan).get(collective.entry)
     if first is None and not entry.value.endswith(AGAIN):
         return ""
     same = next((k for k, c in enumerate(plan.collectives) if (c.entry, c.step) == (first, collective.step)), None)
@@ -144,9 +149,9 @@ def _repeats(plan: PlanData, collective: PlannedCollective) -> str:
     return f"the backward does again what the forward did, in place of keeping it{done}"
 
 
-def _remedy(entry: Redistribution, producer: Place, readers: tuple[Place, ...]) -> str:
+def _remedy(entry: Redistribution, producer: EdgeEnd, readers: tuple[EdgeEnd, ...]) -> str:
     names = list(dict.fromkeys(reader.node for reader in readers))
-    who = names[0] if len(names) == 1 else f"all of {listed(names, TOLD)}"
+    who = names[0] if len(names) == 1 else f"all of {listed(names, NAMES_WIDTH)}"
     returned = any(reader.what.startswith(("output ", "gradient ", "mutation ")) for reader in readers)
     otherwise = "" if returned and entry.source.has_partial else f", or {who} read {entry.source}"
     lines = [f"It would not run if {producer.node} gave {entry.target}{otherwise}."]
@@ -157,7 +162,7 @@ def _remedy(entry: Redistribution, producer: Place, readers: tuple[Place, ...]) 
 
 def _questions(plan: PlanData, entry: Redistribution, module_of: ModuleOf) -> list[Question]:
     """Questions for ``explain``, which computes the cost of avoiding the collective; for a gradient, the parameter's layout comes first."""
-    ends = [plan.outputs[k] for node, k in entry.readers if _what(plan, node, "") == "output" and k < len(plan.outputs)]
+    ends = [plan.outputs[k] for node, k in entry.readers if _operator_or_kind(plan, node, "") == "output" and k < len(plan.outputs)]
     about = "says what other layouts of it, and so of its gradient, would cost."
     found = [Question(end.name, None, about) for end in ends if end.kind == "gradient"]
     if not entry.target.has_partial:

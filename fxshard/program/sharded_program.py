@@ -142,7 +142,7 @@ class ShardedProgram:
         """The values of its symbols at the sizes that the plan's memory refers to, else in the example; empty without symbols."""
         sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
         found = {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
-        return {**found, **self.numbers_of(self.origin)}
+        return {**found, **self.coordinate_values(self.origin)}
 
     def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
         """A shape whose expressions use the names of the sizes: ``(batch, 8)``."""
@@ -167,7 +167,7 @@ class ShardedProgram:
         """The graph of the first rank's class."""
         return self.modules[self.classes[self.origin]]
 
-    def numbers_of(self, coordinate: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
+    def coordinate_values(self, coordinate: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
         """The values of the symbols in ``ranks`` for the rank at ``coordinate``."""
         return {expression(one.value): sympy.Integer(index + 1) for one, index in zip(self.ranks, coordinate, strict=False)}
 
@@ -180,7 +180,7 @@ class ShardedProgram:
         module = self.modules[self.classes[coordinate]]
         if not self.ranks:
             return module
-        env, values = self.ranks[0].value.node.shape_env, self.numbers_of(coordinate)
+        env, values = self.ranks[0].value.node.shape_env, self.coordinate_values(coordinate)
         example = {expression(one.value): sympy.Integer(hint_of(one.value)) for one in self.sizes}
 
         def make(expr: sympy.Basic, _: Any) -> Any:
@@ -209,14 +209,14 @@ class ShardedProgram:
         return replace(self, modules=modules, collectives=tuple(collectives))
 
     @cached_property
-    def kept(self) -> dict[str, Any]:
+    def cache(self) -> dict[str, Any]:
         """A cache of values derived from the local graphs, by name; a program with other graphs has its own."""
         return {}
 
     def after_pass(self, effect: PassEffect, guards: tuple[Guard, ...]) -> ShardedProgram:
         """The same program with a pass's effect recorded; the cache is kept."""
         same = replace(self, effects=(*self.effects, effect), guards=guards)
-        same.kept.update(self.kept)
+        same.cache.update(self.cache)
         return same
 
     @property
@@ -230,7 +230,7 @@ class ShardedProgram:
         return hashlib.sha256((self.plan.hash + json.dumps(graphs)).encode()).hexdigest()
 
 
-def rank_numbers(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
+def coordinate_symbols(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
     """The symbols of a rank's coordinate on each axis, counted from 1; in the example, the first rank's."""
     axes = zip(mesh.axis_names, mesh.shape, strict=True)
     return tuple(ProgramSize(f"rank_on_{name}", (), 1, env.symbol(f"rank on {name}", 1, 1, size), 1, size) for name, size in axes)

@@ -29,7 +29,7 @@ from fxshard.runtime.simulate.shards import scatter
 from fxshard.runtime.simulate.values import check_has_data, check_value
 
 
-class AloneCollectives(TorchDispatchMode):
+class SingleRankCollectives(TorchDispatchMode):
     """Collectives without other ranks: each returns what it would if all ranks of its group held equal data."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ def measure_memory(program: ShardedProgram, values: Sequence[torch.Tensor], coor
     check_values(program, values, coordinate)
     rank = _Rank.of(program, values, unbound(program, coordinate), "eager")
     recorder = MemoryRecorder(rank.inputs)
-    with AloneCollectives(), recorder:
+    with SingleRankCollectives(), recorder:
         rank.step()
     return MeasuredMemory(recorder.peak, recorder.peak_op)
 
@@ -80,10 +80,10 @@ def measure_allocated(
     check_choice("compiler", compiler, COMPILERS)
     with _fake_ranks(program, coordinate) as bound:
         rank = _Rank.of(program, values, bound, compiler)
-        with AloneCollectives():
+        with SingleRankCollectives():
             rank.step()  # one-time setup does not belong to the program's memory
         rank.forget()
-        with AloneCollectives(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        with SingleRankCollectives(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             rank.step()
     held = sum({storage_key(x): x.untyped_storage().nbytes() for x in rank.inputs}.values())
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]

@@ -55,7 +55,7 @@ def random_graph_plan(
     ``seed`` None: every node is replicated. ``frugal``: also draws which values are saved for the backward, in which layouts, and which
     blocks are recomputed. ``timed``: paths and the objective minimise microseconds instead of bytes.
     """
-    draw: Any = _First() if seed is None else random.Random(seed)
+    draw: Any = _FirstChoice() if seed is None else random.Random(seed)
     graph = annotated.graph
     specs = {n.name: draw.choice(annotated.specs[n.name]) for n in planned_nodes(graph) if n.op != "output"}
     specs |= {end.node: OpSpec((), (inputs[end.name],)) for end in graph.inputs if inputs and end.name in inputs}
@@ -69,12 +69,12 @@ def random_graph_plan(
     for end in graph.inputs_of("tangent"):
         index = next(k for k, o in enumerate(graph.outputs) if o.tangent == end.name)
         specs[end.node] = OpSpec((), (results[index],))
-    decision = _frugal(annotated, specs, draw) if frugal else Decision(specs)
+    decision = _random_saving(annotated, specs, draw) if frugal else Decision(specs)
     price = (time_price(annotated.mesh), "microseconds") if timed else (bytes_price, "bytes")
     return write_plan(annotated, decision, *price)
 
 
-def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
+def _random_saving(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
     """Recomputes random blocks, and saves other values that both halves read in a random layout without pending sums."""
     modes = Modes(annotated.graph)
     redone = {block.name: tuple(n.name for n in block.nodes) for block in modes.blocks if draw.choice([True, False])}
@@ -89,7 +89,7 @@ def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Dec
     return Decision(specs, kept, redone)
 
 
-class _First:
+class _FirstChoice:
     """Always chooses the first item: strategies and layouts begin with the replicated one."""
 
     def choice(self, options: Sequence[Any]) -> Any:
