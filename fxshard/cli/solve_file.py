@@ -13,7 +13,7 @@ from fxshard.files import atomic_file, check_writable, read_start, write_json
 from fxshard.solver import InfeasibleError, NoPlanError, PlacementProblem, Solution, solve, warm_up
 
 WORK_LIMIT = 3e10
-"""Table entries that a solve without a time limit may touch: less than one or two minutes."""
+"""Table entries that a solve without a time limit may touch: a minute or two at most."""
 
 REMEDY = "give a file like those of github.com/google/iopddl, as JSON or gzipped JSON"
 

@@ -148,7 +148,7 @@ def _join(values: Any) -> str:
 
 
 def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """Only numeric columns are parsed as numbers: a name like 1e3 stays as it is."""
+    """Only the numeric columns are parsed as numbers, so that a name like 1e3 is printed as it is."""
     kept = [i for i, header in enumerate(headers) if header not in ("count", "us")]
     align = ["right" if header == "bytes" else "left" if i in kept else "decimal" for i, header in enumerate(headers)]
     return tabulate(rows, headers=headers, disable_numparse=kept, colalign=align if rows else None)

@@ -149,7 +149,7 @@ def _write_sources(plan: PlanData) -> dict[str, Any]:
 
 
 def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
-    """Reads a plan as a ``make``; raises FileError that names the file, the field, the fault and the remedy.
+    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy.
 
     ``sealed``: require a digest.
     """
@@ -157,7 +157,7 @@ def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
 
 
 def loads(make: type[Plan], text: str | bytes, where: str, sealed: bool = False) -> Plan:
-    """Reads a plan from JSON text as a ``make``; ``where`` names it in errors."""
+    """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
     version, partial = _read_head(root)
     fields = root.known(_NAMES)

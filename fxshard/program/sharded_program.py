@@ -38,8 +38,8 @@ SizeClass = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ProgramCollective:
-    """A collective as issued (``shape`` and ``dtype`` of its input buffer); ``serves``: the parts of the plan that it executes, pairs of a
-    redistribution and a step. Merged collectives serve several pairs; the pieces of a chunked one serve the same pair."""
+    """A collective as issued (``shape`` and ``dtype`` of its input buffer). ``serves``: (redistribution, step) pairs of the plan that it
+    executes: several if collectives were merged; the pieces of a chunked one share a pair."""
 
     kind: str
     axis: str

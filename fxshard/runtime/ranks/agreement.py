@@ -31,7 +31,7 @@ import torch.distributed as dist
 from fxshard.errors import FxshardError, OptionError, RunError
 
 PIECE = 1 << 20  # bytes in one value of the store; a TCPStore takes up to 8 MiB
-GRACE = 10.0  # seconds for steps that wait for no user's code: an outcome announced to be written, or to be read
+GRACE = 10.0  # seconds for steps that do not wait for user code: writing or reading an announced outcome
 TIMEOUT = 300.0
 OTHER_CALL = "run the same program on all ranks: the same models and graphs, called in the same order"
 MISSING = "look for an earlier error in the output of the missing ranks; if they are only slow, raise timeout (seconds)"
@@ -117,7 +117,7 @@ class Meeting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and not self._known and not self._lost:
-            with contextlib.suppress(RunError):  # ours, or that of a rank that was first
+            with contextlib.suppress(RunError):  # our error, or that of a rank that settled first
                 self._settle(error=self._failure(error))
                 self._read()
         if self.leads and not self._lost:
