@@ -45,7 +45,7 @@ def _dim(name: str, least: str | None, most: str | None) -> str | Dim:
 
 
 def parse_example_sizes(text: str | None) -> list[tuple[dict[str, int], float] | dict[str, int]] | None:
-    """``"batch=8,seq=2048*3; batch=64,seq=1*1"`` -> ``[({"batch": 8, "seq": 2048}, 3.0), ...]``, without weights the sizes alone.
+    """``"batch=8,seq=2048*3; batch=64,seq=1*1"`` -> ``[({"batch": 8, "seq": 2048}, 3.0), ...]``; without weights, just the sizes.
 
     Raises OptionError.
     """
