@@ -34,7 +34,7 @@ SWITCH, FOLDER = "FXSHARD_CACHE", "FXSHARD_CACHE_DIR"
 KEPT = 200
 """Files of a kind that a folder holds; those that were not used for longest go first."""
 
-UNIMPORTANT = "said"
+UNIMPORTANT = "user_text"
 """The field that holds how the user put a constraint, which decides nothing."""
 
 

@@ -134,9 +134,9 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
     if found.communication and r.sampled:
         what = f"{found.communication[0]} counts bytes at one size, and example_sizes names {len(r.sampled)}"
         raise OptionError(what, where="example_sizes", remedy="leave one of the two out")
-    said = f"{len(found.values)} pinned values, {len(found.results)} pinned results, {len(found.specs)} pinned specs"
-    said += f", {len(found.equal)} equalities, {len(found.communication)} limits on communication"
-    return replace(c, constraints=found), said
+    summary = f"{len(found.values)} pinned values, {len(found.results)} pinned results, {len(found.specs)} pinned specs"
+    summary += f", {len(found.equal)} equalities, {len(found.communication)} limits on communication"
+    return replace(c, constraints=found), summary
 
 
 def _formulate(c: Compilation) -> tuple[Compilation, str]:
@@ -166,8 +166,8 @@ def _choose(c: Compilation) -> tuple[Compilation, str]:
         bound = -math.inf if found is None else choose.bound_within_limit(found[0])
         session = choose.solved(c.annotated, c.constraints, formulation, budget, bound)
         plan = choose.decide(c.annotated, c.constraints, formulation, session.solution)
-    said = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
-    return replace(c, plan=plan, formulation=formulation, session=session), said
+    summary = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"
+    return replace(c, plan=plan, formulation=formulation, session=session), summary
 
 
 def _verify(c: Compilation) -> tuple[Compilation, str]:
@@ -196,9 +196,9 @@ def _optimising(name: str) -> Callable[[Compilation], tuple[Compilation, str]]:
         if program.modules is not c.program.modules:
             verify_program(program)
         effect = program.effects[-1]
-        said = f"{effect.before.total:,.0f} us before, {effect.after.total:,.0f} after"
-        said += f"; collectives: {effect.collectives[0]} before, {effect.collectives[1]} after"
-        return replace(c, program=program), said + (f"; not taken: {effect.left_out}" if effect.left_out else "")
+        summary = f"{effect.before.total:,.0f} us before, {effect.after.total:,.0f} after"
+        summary += f"; collectives: {effect.collectives[0]} before, {effect.collectives[1]} after"
+        return replace(c, program=program), summary + (f"; not taken: {effect.left_out}" if effect.left_out else "")
 
     return optimise_
 

@@ -148,14 +148,14 @@ class ShardedProgram:
         """A shape whose expressions use the names of the sizes: ``(batch, 8)``."""
         names = {expression(one.value): (sympy.Symbol(one.name, integer=True, positive=True), one.unit) for one in self.sizes}
 
-        def said(size: Any) -> int | str:
+        def text_of(size: Any) -> int | str:
             if not is_symbolic(size):
                 return int(size)
             expr = expression(size)
             plain = all(unit == 1 for symbol, (_, unit) in names.items() if symbol in expr.free_symbols) or expr.is_polynomial()
             return str(expr.xreplace({s: name / unit if plain else sympy.Symbol(f"{name}/{unit}") for s, (name, unit) in names.items()}))
 
-        return tuple(map(said, shape))
+        return tuple(map(text_of, shape))
 
     @property
     def origin(self) -> tuple[int, ...]:

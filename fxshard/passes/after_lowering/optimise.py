@@ -17,7 +17,7 @@ from fxshard.passes.after_lowering.bucket import bucket
 from fxshard.passes.after_lowering.chunk import chunk
 from fxshard.passes.after_lowering.schedule import predicted, schedule
 from fxshard.passes.after_lowering.storages import with_storages
-from fxshard.passes.lowering.at_sizes import first_where_memory_counts
+from fxshard.passes.lowering.at_sizes import first_at_memory_sizes
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.shapes import Guard, distinct
 from fxshard.timeline import PassEffect, Timeline
@@ -77,7 +77,7 @@ def _reason_against(program: ShardedProgram, made: ShardedProgram, before: Timel
 def _peak(program: ShardedProgram) -> int:
     """Peak bytes of the first rank, running its graph in order, with the plan's optimiser state; at the sizes that the plan's memory refers
     to."""
-    graph = with_storages(first_where_memory_counts(program)).graph
+    graph = with_storages(first_at_memory_sizes(program)).graph
     given = {
         n: BoundaryValue(e.kind, e.name) for n, e in zip((n for n in graph.nodes if n.op == "placeholder"), program.inputs, strict=True)
     }

@@ -89,7 +89,7 @@ def _line_that_reads(module: fx.GraphModule, expr: sympy.Basic) -> str | None:
     return None
 
 
-def first_where_memory_counts(program: ShardedProgram) -> fx.GraphModule:
+def first_at_memory_sizes(program: ShardedProgram) -> fx.GraphModule:
     """The first rank's graph at the sizes that the plan's memory refers to; unchanged without dynamic sizes."""
     if not program.sizes:
         return program.first

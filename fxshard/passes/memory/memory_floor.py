@@ -20,7 +20,7 @@ from fxshard.graph.planning_graph import operands, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
 from fxshard.passes.annotation.lifetimes import parameter_state, values_of
 from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, given_layouts
-from fxshard.passes.memory.saved_for_backward import RECOMPUTED, Wants, in_modes
+from fxshard.passes.memory.saved_for_backward import RECOMPUTED, Layouts, in_modes
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live, Transfer
 
@@ -59,7 +59,7 @@ class Reading:
     time: int
     until: int
     var: int
-    layouts: Wants
+    layouts: Layouts
     again: bool = False
 
 
@@ -68,7 +68,7 @@ class Half:
     """A value and its readers in the forward or in the backward, where it has layout ``have``, by state of ``var``."""
 
     var: int
-    have: Wants
+    have: Layouts
     readings: tuple[Reading, ...]
 
     @property
@@ -179,7 +179,7 @@ class MemoryFloor:
             read, lies = late, self.cache(("kept",), (lies, kept.read), partial(self._at_least, value, lies, kept.read))
         yield from self._until_last_reader(value, halves[-1], read, lies)
 
-    def _at_least(self, value: fx.Node, memory: Memory, read: Wants) -> Memory:
+    def _at_least(self, value: fx.Node, memory: Memory, read: Layouts) -> Memory:
         """The same memory, or less where the view may have been saved as a copy of its own."""
         return {at: min(size, memory.get(at, size)) for at, size in zip(read, self.usage.bytes_of(value, (read,)), strict=True)}
 
@@ -273,7 +273,7 @@ class MemoryFloor:
         return self.times.born(view) if self.times.only_returned(view) else min(readers)
 
     def _live_of_pair(
-        self, value: fx.Node, half: Half, reader: int, want: Wants, form: Form, lo: int, hi: int, memory: Memory | None = None
+        self, value: fx.Node, half: Half, reader: int, want: Layouts, form: Form, lo: int, hi: int, memory: Memory | None = None
     ) -> Iterator[Live]:
         """A life whose bytes depend on the layout in which a value is given and that in which one reader wants it.
 
@@ -288,14 +288,14 @@ class MemoryFloor:
         if amounts.any():
             yield Live(lo, hi, amounts, transfer=self._transfer(half.var, half.have, reader, want))
 
-    def _amounts(self, value: fx.Node, ends: tuple[Wants, Wants], form: Form, memory: Memory | None) -> np.ndarray:
+    def _amounts(self, value: fx.Node, ends: tuple[Layouts, Layouts], form: Form, memory: Memory | None) -> np.ndarray:
         sizes = self.usage.bytes_of(value, ends)
         if memory is None:
             return form(sizes, sizes)
         layouts = dict.fromkeys(itertools.chain.from_iterable(ends))
         return form(np.array([memory.get(at, size) for at, size in zip(layouts, sizes, strict=True)]), sizes)
 
-    def _transfer(self, var: int, have: Wants, reader: int, want: Wants) -> int:
+    def _transfer(self, var: int, have: Layouts, reader: int, want: Layouts) -> int:
         """A free transfer between two variables, to which a life can refer."""
         key = var, id(have), reader, id(want)
         if key not in self._pairs:
@@ -305,7 +305,7 @@ class MemoryFloor:
         return self._pairs[key]
 
 
-def _numbered(have: Wants, want: Wants) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _numbered(have: Layouts, want: Layouts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The indices of the given and wanted layouts among the distinct ones of both, and a table of zero costs."""
     number = {layout: k for k, layout in enumerate(dict.fromkeys(itertools.chain(have, want)))}
     given, wanted = (np.array([number[layout] for layout in end], dtype=np.int64) for end in (have, want))

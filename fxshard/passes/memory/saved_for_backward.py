@@ -19,11 +19,11 @@ from fxshard.passes.annotation.lifetimes import Lifetimes, Span, values_of
 from fxshard.passes.annotation.recompute import blocks
 
 KEPT, RECOMPUTED = range(2)
-Wants = tuple[Layout | None, ...]
+Layouts = tuple[Layout | None, ...]
 """A layout per state; None where there is no value or no reader."""
 
 
-def in_modes(cache: IdentityCache, layouts: Wants, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Wants:
+def in_modes(cache: IdentityCache, layouts: Layouts, states: tuple[int, ...] | None, modes: tuple[int, ...]) -> Layouts:
     """Layouts by state, None in states of other modes; ``states``: the mode of each state, None if there is only one."""
     if states is None or set(states) <= set(modes):
         return layouts

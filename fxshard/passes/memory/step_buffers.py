@@ -27,8 +27,8 @@ Stage = tuple[int, bool]
 @dataclass(frozen=True)
 class Buffers:
     """Sizes of one step. ``x``: bytes of the input, ``dense`` if it has no gaps; ``y``: bytes of the result; ``n``: ranks; ``length``: of
-    the dim that is cut, per rank; ``short``: ranks with a shorter piece; ``block``: bytes sent to one rank; ``straight``: the collective's
-    buffer is the result, without concatenating or cutting."""
+    the dim that is cut, per rank; ``short``: ranks with a shorter piece; ``block``: bytes sent to one rank; ``straight``: nothing has to be
+    concatenated or cut."""
 
     step: Step
     x: int

@@ -36,7 +36,7 @@ from fxshard.passes.annotation.overlap import Overlap
 from fxshard.passes.annotation.recompute import Block
 from fxshard.passes.memory.memory_floor import MemoryFloor
 from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, Redistributed
-from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing, Modes, Wants, in_modes
+from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing, Layouts, Modes, in_modes
 from fxshard.passes.planning.admissible_specs import admissible_specs, pins_of, plan_pin_text, satisfying, user_location
 from fxshard.passes.planning.communication_limits import SentTensor, limit_rows
 from fxshard.passes.planning.constrain import Condition, Constraints
@@ -337,7 +337,7 @@ class _Builder:
             self._transfer(node, var, have, again, [], self.modes.backward_span((), self.modes.recomputed_readers(node), node))
 
     def _kept_variable(
-        self, crossing: Crossing, made: tuple[int, tuple[Layout, ...]], readers: Sequence[Reader], again: Sequence[tuple[int, Wants]]
+        self, crossing: Crossing, made: tuple[int, tuple[Layout, ...]], readers: Sequence[Reader], again: Sequence[tuple[int, Layouts]]
     ) -> None:
         """Adds a variable for the layout in which a value is saved for the backward; the backward reads that layout.
 
@@ -372,7 +372,7 @@ class _Builder:
                 self._edge(to, self.block_vars[block], np.where(np.stack([idle, gone], axis=1), np.inf, 0.0))
         self._record_kept(crossing, to, (kept, read), (var, have))
 
-    def _record_kept(self, crossing: Crossing, to: int, layouts: tuple[Wants, Wants], made: tuple[int, tuple[Layout, ...]]) -> None:
+    def _record_kept(self, crossing: Crossing, to: int, layouts: tuple[Layouts, Layouts], made: tuple[int, tuple[Layout, ...]]) -> None:
         """Records the saved value. If the original stays alive anyway, a free transfer stands for the memory of a saved copy."""
         kept, read = layouts
         transfer, ends = -1, (made[1], kept)
@@ -387,7 +387,7 @@ class _Builder:
         self.kept.append(Kept(crossing, to, kept, read, transfer, ends))
 
     def _transfer(
-        self, node: fx.Node, var: int, have: Wants, wants: Sequence[tuple[int, Wants]], places: Sequence[tuple[str, int]], span: Span
+        self, node: fx.Node, var: int, have: Layouts, wants: Sequence[tuple[int, Layouts]], places: Sequence[tuple[str, int]], span: Span
     ) -> None:
         """``wants``: (variable, layouts) of the readers; ``places``: the reads beside which the communication may be hidden."""
         others = [(reader, want) for reader, want in wants if reader != var]  # a returned input reads itself: no transfer
@@ -402,7 +402,7 @@ class _Builder:
         self.redistributed.append(Redistributed(node, len(self.transfers), tuple(ends), span))
         self.transfers.append(Transfer(var, source_numbers, tuple(distinct.values()), prices))
 
-    def _priced(self, node: fx.Node, ends: Sequence[Wants], beside: Overlap | None) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _priced(self, node: fx.Node, ends: Sequence[Layouts], beside: Overlap | None) -> tuple[np.ndarray, list[np.ndarray]]:
         """Prices between all layouts of a value, less the hidden part, and the row or column numbers of the layouts at each end.
 
         None stands for no value or no reader and costs nothing.
@@ -459,7 +459,7 @@ class _Builder:
                 for var, layouts in ends:
                     self.start[var] = layouts.index(common)
 
-    def _at(self, place: Place) -> tuple[int, Wants]:
+    def _at(self, place: Place) -> tuple[int, Layouts]:
         """(variable, the layout of a place in each of its states)."""
         if place.result in self.result_vars:
             return self.result_vars[place.result]
@@ -469,7 +469,7 @@ class _Builder:
         return var, tuple(s.outputs[output] for s in specs)
 
 
-def _recompute_costs(have: Wants, read: Wants, modes: Sequence[int], redone: int) -> np.ndarray:
+def _recompute_costs(have: Layouts, read: Layouts, modes: Sequence[int], redone: int) -> np.ndarray:
     """0 for consistent pairs: a recomputed value takes a state from ``redone`` on, with the layout in which it is produced; others take an
     earlier state. Else inf."""
     second, again = np.arange(len(read)) >= redone, np.array(modes) == RECOMPUTED

@@ -52,7 +52,7 @@ class Names:
 
         ``what`` and ``where`` word the ConstraintError that is raised if nothing matches.
         """
-        found = self._find(name, several) or _part(name, partial(self._find, several=True))
+        found = self._find(name, several) or _indexed_result(name, partial(self._find, several=True))
         if not found:
             parameters = (i.name for i in self.graph.inputs_of("parameter"))
             remedy = f"name one of {some([*parameters, *self._all])}"
@@ -61,14 +61,14 @@ class Names:
 
     def one(self, name: str, where: str) -> Place:
         """The one tensor that ``name`` means, in the first kind where it is unique; else a ConstraintError suggests names."""
-        kinds = [table[name] for table in self._tables if name in table] or [_part(name, self._exactly)]
+        kinds = [table[name] for table in self._tables if name in table] or [_indexed_result(name, self._exactly)]
         for calls in kinds:
-            if len(places := _distinct(calls)) == 1:
+            if len(places := _distinct_places(calls)) == 1:
                 return places[0]
         raise self._several(name, kinds[0], where) if kinds[0] else self._none(name, where)
 
     def _several(self, name: str, calls: Sequence[Named], where: str) -> ConstraintError:
-        places = _distinct(calls)
+        places = _distinct_places(calls)
         if not places:
             return ConstraintError(f"{name!r} gives no tensor that is read", where=where, remedy="name something that gives one")
         parts = [f"{name}[{k}]" for k, place in enumerate(calls[0].places) if place is not None]
@@ -153,7 +153,7 @@ def by_end(given: Mapping[str, Any], graph: PlanningGraph, kind: str) -> dict[st
     return found
 
 
-def _part(name: str, find: Callable[[str], Sequence[Named]]) -> list[Named]:
+def _indexed_result(name: str, find: Callable[[str], Sequence[Named]]) -> list[Named]:
     """Reads ``whole[k]``: result k of each match that ``find`` returns for the name ``whole``."""
     part = re.fullmatch(r"(.+)\[(\d+)\]", name)
     if part is None:
@@ -163,7 +163,7 @@ def _part(name: str, find: Callable[[str], Sequence[Named]]) -> list[Named]:
     return [Named(f"result {index} of {named.what}", named.places[index : index + 1]) for named in whole]
 
 
-def _distinct(calls: Iterable[Named]) -> list[Place]:
+def _distinct_places(calls: Iterable[Named]) -> list[Place]:
     return list(dict.fromkeys(place for call in calls for place in call.places if place is not None))
 
 

@@ -71,12 +71,12 @@ class Origin:
     def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
         """As ``ShardingPlan.explain``."""
         value = self.value(name)
-        have = self._have(plan, value)
+        have = self._layout_in_plan(plan, value)
         if layout is None:
             pins = [Condition(tuple(found), str(found)) for found in dict.fromkeys((*value.legal, have))]
         else:
             wanted = pattern(layout, plan.mesh, value.ndim, f"{name!r} ({value.node})")
-            pins = [Condition(wanted, _text(wanted))]
+            pins = [Condition(wanted, _pattern_text(wanted))]
         choices = [self._choice(plan, value, have, pin) for pin in pins]
         choices.sort(key=lambda c: (c.total is None, c.total or 0.0, not c.chosen, c.layout))
         node = next((n for n in plan.nodes if n.name == value.node), None)
@@ -163,25 +163,27 @@ class Origin:
         except ConstraintError as error:
             raise PlanError(error.what, where=error.where, remedy=error.remedy) from error
 
-    def _have(self, plan: ShardingPlan, value: _Value) -> Layout:
+    def _layout_in_plan(self, plan: ShardingPlan, value: _Value) -> Layout:
         spec = plan.specs[value.node]
         return spec.inputs[value.output] if value.node == "output" else spec.outputs[value.output]
 
     def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Condition) -> Choice:
         if pin.admits(have):
-            return Choice(_text(pin.pattern), plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
+            return Choice(_pattern_text(pin.pattern), plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
         other = self._answer(value, pin, *self._problem())
         limit = self.constraints.memory_limit
         if limit is not None and isinstance(other, ShardingPlan) and sum(other.memory.values()) > limit:
             try:
                 formulation, session = self._limited()
             except ConstraintError as error:
-                return Choice(_text(pin.pattern), None, None, reason=f"found is no plan that has it within memory_limit: {error.what}")
+                return Choice(
+                    _pattern_text(pin.pattern), None, None, reason=f"found is no plan that has it within memory_limit: {error.what}"
+                )
             other = self._answer(self._value(value.name, formulation), pin, formulation, session)
         if isinstance(other, str):
-            return Choice(_text(pin.pattern), None, None, reason=other)
+            return Choice(_pattern_text(pin.pattern), None, None, reason=other)
         bound, cut = other.lower_bound, other.certificate.cut
-        return Choice(_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
+        return Choice(_pattern_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
 
     def _answer(self, value: _Value, pin: Condition, formulation: Formulation, session: Solved) -> ShardingPlan | str:
         """The best plan with the pin, or the reason why there is none."""
@@ -192,9 +194,9 @@ class Origin:
             solution = session.again({value.variable: allowed}, NEAR, deep=False)
         except (InfeasibleError, NoPlanError) as error:
             return _no_plan(error)
-        return self._written(formulation, solution)
+        return self._plan_of(formulation, solution)
 
-    def _written(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
+    def _plan_of(self, formulation: Formulation, solution: Solution) -> ShardingPlan:
         limited = formulation.problem.usage_limit is not None
         constraints = self.constraints if limited else replace(self.constraints, memory_limit=None)
         try:
@@ -209,7 +211,7 @@ class Origin:
         graph = self.annotated.graph
         costs = {reader: r.cost for r in plan.redistributions for reader in r.readers}
         lines = plan.lines
-        for name in _names(graph.by_name[value.node], value.output):
+        for name in _value_names(graph.by_name[value.node], value.output):
             for user in graph.by_name[name].users:
                 for k, operand in enumerate(operands(user)):
                     if operand.name == name:
@@ -219,7 +221,7 @@ class Origin:
                         yield Reading(user.name, what, layout, costs.get((user.name, k), 0.0), lines.get(user.name, ""))
 
 
-def _names(node: fx.Node, output: int) -> list[str]:
+def _value_names(node: fx.Node, output: int) -> list[str]:
     """The names of the values that hold one output of a node: its getitems, or the node itself."""
     picks = [user.name for user in node.users if is_getitem(user) and producer(user) == (node, output)]
     return picks or [node.name]
@@ -239,5 +241,5 @@ def _impossible(value: _Value, pin: Condition) -> str:
     return "the pins of this plan exclude it"
 
 
-def _text(wanted: Iterable[Any]) -> str:
+def _pattern_text(wanted: Iterable[Any]) -> str:
     return "".join("*" if p is None else placement_str(p) for p in wanted)

@@ -197,15 +197,15 @@ def _index(state: State, ranks: Sequence[int], own: Mapping[str, torch.Tensor], 
 def _compared_fields(path: Path, state: State) -> dict[str, str]:
     """Values that must be equal on all ranks: names, shapes, layouts, the optimiser's options, the user's values."""
     values = {"options of the optimiser": state.values.get(OPTIMIZER), "extra": state.values[EXTRA]}
-    said = {"checkpoint": str(path), **{name: json.dumps(value) for name, value in values.items()}}
+    fields = {"checkpoint": str(path), **{name: json.dumps(value) for name, value in values.items()}}
     for name, tensor in state.tensors.items():
         if name.startswith(f"{RANDOM}/"):
             continue
         laid = f" {tensor.placements}" if isinstance(tensor, DTensor) else ""
-        said[f"tensor: {name}"] = f"{tuple(tensor.shape)} {tensor.dtype}{laid}"
+        fields[f"tensor: {name}"] = f"{tuple(tensor.shape)} {tensor.dtype}{laid}"
         if name.startswith(f"{EXTRA}/"):
-            said[f"tensor: {name}"] += f" checksum {checksum(tensor)}"
-    return said
+            fields[f"tensor: {name}"] += f" checksum {checksum(tensor)}"
+    return fields
 
 
 def _same(notes: Mapping[int, str], path: Path) -> str:
@@ -221,17 +221,17 @@ def _agree(
 ) -> str:
     """The leader's decision from all notes; an error on one rank, also while it makes its note, is raised on all."""
     failed: Exception | None = None
-    said = note if isinstance(note, str) else ""
+    text = note if isinstance(note, str) else ""
     if not isinstance(note, str):
         try:
-            said = note()
+            text = note()
         except Exception as error:
             failed = error
     if group is None:
         if failed is not None:
             raise failed
-        return decide({0: said})
-    with Meeting(group, topic, said, timeout) as meeting:
+        return decide({0: text})
+    with Meeting(group, topic, text, timeout) as meeting:
         if failed is not None:
             raise failed
         if not meeting.leads:

@@ -107,8 +107,8 @@ def open_dcp(path: Path) -> Source:
     except FileError:
         raise
     except Exception as error:  # a malformed pickle can raise anything
-        said = str(error) or type(error).__name__
-        raise FileError(f"this is not the metadata of a checkpoint: {said}", where=where, remedy=REMAKE) from error
+        message = str(error) or type(error).__name__
+        raise FileError(f"this is not the metadata of a checkpoint: {message}", where=where, remedy=REMAKE) from error
 
 
 class _Reader:
@@ -174,8 +174,8 @@ class _Reader:
         except FileError:
             raise
         except Exception as error:  # on damaged data, torch's reader can raise anything
-            said = (str(error) or type(error).__name__).partition("\n")[0]
-            raise FileError(f"cannot read {name!r}: {said}", where=where, remedy=REMAKE) from error
+            message = (str(error) or type(error).__name__).partition("\n")[0]
+            raise FileError(f"cannot read {name!r}: {message}", where=where, remedy=REMAKE) from error
 
 
 def _entry(form: Record) -> Entry:

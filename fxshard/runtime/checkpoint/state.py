@@ -54,9 +54,9 @@ def collect_state(model: nn.Module, optimizer: torch.optim.Optimizer | None, ext
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimiser's ``state_dict`` with names instead of numbers, like torch's ``get_optimizer_state_dict``; takes no step."""
-    said, names = optimizer.state_dict(), _parameter_names(model, optimizer)
-    groups = [{**group, "params": [names[i] for i in group["params"]]} for group in said["param_groups"]]
-    return {"state": {names[i]: one for i, one in said["state"].items()}, "param_groups": groups}
+    state_dict, names = optimizer.state_dict(), _parameter_names(model, optimizer)
+    groups = [{**group, "params": [names[i] for i in group["params"]]} for group in state_dict["param_groups"]]
+    return {"state": {names[i]: one for i, one in state_dict["state"].items()}, "param_groups": groups}
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,7 +22,7 @@ Fields = dict[str, str]
 
 def rule_fields() -> Fields:
     """The user's rules, registered with fxshard or with torch's ``register_sharding``."""
-    return {f"rule: {op}": said for op, said in all_user_rules().items()}
+    return {f"rule: {op}": text for op, text in all_user_rules().items()}
 
 
 def mesh_fields(device_mesh: DeviceMesh) -> Fields:

@@ -48,12 +48,12 @@ class CollectiveChecks(TorchDispatchMode):
             self._check(signature(kind, func, args))
         return func(*args, **(kwargs or {}))
 
-    def _check(self, said: str) -> None:
+    def _check(self, text: str) -> None:
         group = default_group(self.ranks)
         if group is None:
             return
         self.count += 1
-        with Meeting(group, "check a collective", said, self.timeout) as meeting:
+        with Meeting(group, "check a collective", text, self.timeout) as meeting:
             if not meeting.leads:
                 meeting.outcome()
                 return
@@ -63,8 +63,8 @@ class CollectiveChecks(TorchDispatchMode):
             meeting.decide()
 
     def _difference(self, notes: dict[int, str]) -> RunError:
-        held = {said: name_ranks(r for r in notes if notes[r] == said) for said in notes.values()}
-        what = "the ranks are about to issue different collectives: " + "; ".join(f"{ranks}: {said}" for said, ranks in held.items())
+        held = {text: name_ranks(r for r in notes if notes[r] == text) for text in notes.values()}
+        what = "the ranks are about to issue different collectives: " + "; ".join(f"{ranks}: {text}" for text, ranks in held.items())
         names = self.activity.names()
         node = names[self.count - 1] if self.count <= len(names) else "its end"
         return RunError(what, where=f"{node} (collective {self.count} of {len(names)} of {self.activity.what}), as planned", remedy=REMEDY)

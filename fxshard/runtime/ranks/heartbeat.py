@@ -50,7 +50,7 @@ class RankStatus:
     calls: int = 0
     issued: int = 0
     place: str = ""
-    said: str = ""
+    message: str = ""
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class Heartbeat:
         self.base = f"fxshard/life/{self.store.add(f'fxshard/life/starts/{rank}', 1)}"
         self.calls = self.beats = 0
         self.activity: Activity | None = None
-        self.last, self.state, self.said = "", "outside", ""
+        self.last, self.state, self.message = "", "outside", ""
         self.lock, self.stopped = threading.Lock(), threading.Event()
         self.write()
         self.thread = threading.Thread(target=self._beat, name="fxshard heartbeat", daemon=True)
@@ -122,9 +122,9 @@ class Heartbeat:
         if self.state == "inside" and before is None:
             self.state = "outside"
 
-    def report(self, state: str, said: str = "") -> None:
+    def report(self, state: str, message: str = "") -> None:
         """Writes ``state`` and the current place at once; does nothing if the store is gone."""
-        self.state, self.said = state, said
+        self.state, self.message = state, message
         with contextlib.suppress(RuntimeError):
             self.write()
 
@@ -134,7 +134,7 @@ class Heartbeat:
             activity = self.activity
             self.beats += 1
             place, count = (activity.place(), activity.issued()) if activity is not None else ("", 0)
-            status = RankStatus(self.beats, self.state, self.calls, count, place, self.said)
+            status = RankStatus(self.beats, self.state, self.calls, count, place, self.message)
             self.store.set(f"{self.base}/{self.rank}", json.dumps(asdict(status)))
 
     def statuses(self, ranks: Iterable[int]) -> dict[int, RankStatus]:

@@ -246,11 +246,11 @@ def _verdict_on_silence(heartbeat: Heartbeat, statuses: Mapping[int, RankStatus]
 
 def _verdict(kind: str, statuses: Mapping[int, RankStatus]) -> dict[str, str]:
     who, many = name_ranks(statuses), len(statuses) > 1
-    said = next((status.said for status in statuses.values() if status.said), "")
+    message = next((status.message for status in statuses.values() if status.message), "")
     place = next((f"in {status.place}" for status in statuses.values() if status.place), "outside of all programs")
     what = {
-        "raised": f"{who} raised {said}",
-        "ended": f"{who} {'have' if many else 'has'} ended{f' with {said}' if said else ''}",
+        "raised": f"{who} raised {message}",
+        "ended": f"{who} {'have' if many else 'has'} ended{f' with {message}' if message else ''}",
         "silent": f"{who} {'give' if many else 'gives'} no sign of life: killed, stopped, or out of reach",
         "behind": f"{who} did not come, though {'they are' if many else 'it is'} alive",
         "nobody": "a connection between ranks was lost, though all of them are alive",
