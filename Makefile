@@ -27,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast equal pairs ops solver mutants lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast slow equal pairs ops solver mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ test: lint types imports ## everything that must pass before a commit
 
 test-fast: $(STAMP) lint ## the inner loop: ruff and a fixed part of the tests, under 90 s on two cores
 	$(PYTEST) $(FAST) $(PYTEST_ARGS)
+
+slow: $(STAMP) ## every test that is too long for the suite (hours)
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 equal: $(STAMP) ## the full sweep: sharded models against one device (long)
 	$(PYTEST) -m slow tests/models tests/distributed $(PYTEST_ARGS)

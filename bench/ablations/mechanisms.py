@@ -253,13 +253,6 @@ SOLVERS: tuple[Mechanism, ...] = (
         (f"{SEARCH}.search.solve_mip",),
     ),
     Mechanism(
-        "sharpening",
-        "solve",
-        "finer integers under a low cutoff",
-        {f"{SEARCH}.search.sharpen": lambda model: model},
-        ("solver/problem/scaling.py:sharpen",),
-    ),
-    Mechanism(
         "near limits",
         "solve",
         "begin from choices that exceed limits least where no plan fits",

@@ -1,4 +1,4 @@
-"""``fxshard check-op``: a rule judged by its operator, or found for one that has none."""
+"""``fxshard check-op``: checks the rule of an operator against the operator itself, or finds one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from fxshard.cli.exit_codes import ended
 from fxshard.errors import OptionError
 
 SHOWN = 3
+SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
 
 
-def judge(options: argparse.Namespace, note: Callable[[str], None]) -> int:
+def add_check_op(commands: Any) -> None:
+    """Adds the command to ``commands``, the subparsers of ``fxshard``."""
+    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
+    check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
+    check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
+    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
+    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
+    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
+    check.set_defaults(command=_check_op)
+
+
+def _check_op(options: argparse.Namespace) -> int:
+    """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
+    from fxshard.cli.child_process import in_child
+
+    return in_child(lambda note: ended(lambda: _judge_op(options, note)), f"checking {options.op}")
+
+
+def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
     """Exits with 1 when a rule is wrong; a rule that is not complete is right. ``note`` is told what is run."""
     from fxshard.strategies import has_rule, oracle, sharding_function
 

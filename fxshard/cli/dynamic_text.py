@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-
-from torch.export import Dim
+from typing import TYPE_CHECKING
 
 from fxshard.errors import OptionError, closest
+
+if TYPE_CHECKING:
+    from torch.export import Dim
 
 EXAMPLE_SIZES = "--example-sizes"
 DYNAMIC_REMEDY = "write an input and its dims, with their range if they have one: args[0]:0=batch,1=seq or args[0]:0=2<=batch<=64"
@@ -37,6 +39,8 @@ def _dim(name: str, least: str | None, most: str | None) -> str | Dim:
     if high is not None and high <= low:
         what = f"the range of {name} goes from {low} to {high}"
         raise OptionError(what, where="--dynamic", remedy="give a larger maximum, or leave the dim static")
+    from torch.export import Dim
+
     return Dim(name, min=low, max=high)
 
 

@@ -1,28 +1,26 @@
-"""The ``fxshard`` command: plan, export, inspect, solve, check-op, demo.
+"""The ``fxshard`` command: plan, diff, export, inspect, solve, check-op, calibrate, demo.
 
-An error of the user's is a message and exit code 2, one of ours code 1.
+``_parser`` declares the commands; each calls a function here or in a file of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxshard.errors import FileError, FxshardError, OptionError
+from fxshard.cli.check_op import add_check_op
+from fxshard.cli.exit_codes import ended
+from fxshard.errors import FileError, OptionError
+from fxshard.mesh.hardware import HARDWARE
 
 if TYPE_CHECKING:
     from fxshard.mesh.mesh import Mesh
     from fxshard.plans.sharding_plan import ShardingPlan
 
-USER_ERROR, FAULT = 2, 1
-FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
-SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
 WISHES = (
     ("--pin", "NAME=LAYOUT", "fix a parameter, buffer, input, what a submodule returns, a node, or a glob of them (* for a free axis)"),
     ("--equal", "NAME=NAME", "all that these names or globs mean has one layout"),
@@ -34,27 +32,7 @@ WISHES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0 (check-op: 1 for a wrong rule), or 2 after a FxshardError and 1 after any other, printed to stderr."""
     options = _parser().parse_args(arguments)
-    return _ended(lambda: options.command(options))
-
-
-def _ended(command: Callable[[], int | None]) -> int:
-    """The exit code of a command, its errors printed."""
-    try:
-        code = command()
-        sys.stdout.flush()
-    except FxshardError as error:
-        print(error, file=sys.stderr)
-        return USER_ERROR
-    except BrokenPipeError:
-        # Whoever reads us (head, less) has seen enough; what Python flushes at exit goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except Exception:
-        traceback.print_exc()
-        print(f"\n{FAULT_REMEDY}", file=sys.stderr)
-        return FAULT
-    else:
-        return code or 0
-    return 0
+    return ended(lambda: options.command(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     solve.add_argument("-o", "--output", metavar="SOLUTION.json", help="write choices, cost and bound here")
     solve.set_defaults(command=_solve)
 
-    _add_check_op(commands)
+    add_check_op(commands)
     _add_calibrate(commands)
 
     demo_help = "train a small Llama on two ranks of this machine and compare with one device"
@@ -118,16 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help=demo_help, description=about)
     demo.set_defaults(command=_demo)
     return parser
-
-
-def _add_check_op(commands: Any) -> None:
-    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
-    check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
-    check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
-    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
-    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
-    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
-    check.set_defaults(command=_check_op)
 
 
 def _add_calibrate(commands: Any) -> None:
@@ -147,7 +115,7 @@ def _add_calibrate(commands: Any) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="FILE.py:FACTORY", help=FACTORY_HELP)
     parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, for example dp=2,tp=4")
-    hardware_help = "h100, h200, a100, b200, cpu (the default), or a file that fxshard calibrate wrote"
+    hardware_help = f"{', '.join(HARDWARE)} (default: cpu), or a file that fxshard calibrate wrote"
     parser.add_argument("--hardware", default="cpu", metavar="NAME|FILE", help=hardware_help)
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
@@ -196,7 +164,7 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"\nwrote {options.output}")
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
-    codes = [_ended(_print_at(plan, there)) for there in elsewhere]
+    codes = [ended(_print_at(plan, there)) for there in elsewhere]
     for text in options.explain:
         print(f"\n{plan.explain(*_question(text))}")
     return max(codes, default=0)
@@ -286,14 +254,6 @@ def _solve(options: argparse.Namespace) -> None:
     from fxshard.cli.solve_file import solve_file
 
     print(solve_file(options.file, options.time_limit, options.output))
-
-
-def _check_op(options: argparse.Namespace) -> int:
-    """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
-    from fxshard.cli.check_op import judge
-    from fxshard.cli.child_process import in_child
-
-    return in_child(lambda note: _ended(lambda: judge(options, note)), f"checking {options.op}")
 
 
 def _calibrate(options: argparse.Namespace) -> None:

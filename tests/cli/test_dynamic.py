@@ -10,6 +10,7 @@ import torch
 
 import fxshard
 from fxshard.cli import main as cli
+from fxshard.cli.exit_codes import USER_ERROR
 
 MODEL = """
 import torch
@@ -85,7 +86,7 @@ def test_sizes_of_dims_that_nobody_named_are_refused_before_planning(model: str,
 
 def test_a_limit_at_the_largest_size(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--no-cache", "--dynamic", "args[0]:0=batch<=64", "--memory-limit", "1MB"]
-    assert cli.main([*command, "--at", "batch=65"]) == cli.USER_ERROR
+    assert cli.main([*command, "--at", "batch=65"]) == USER_ERROR
     assert "may be from 1 to 64" in capsys.readouterr().err
     assert cli.main([*command, "--at", "batch=32"]) == 0
     assert "at batch=64" in capsys.readouterr().out
@@ -94,7 +95,7 @@ def test_a_limit_at_the_largest_size(model: str, capsys: pytest.CaptureFixture[s
 def test_a_size_that_is_refused_leaves_the_others(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One at which the plan does not run, and one that no batch can have."""
     command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--no-cache", "--dynamic", "args[0]:0=batch"]
-    assert cli.main([*command, "--at", "batch=8", "--at", "batch=2000", "--at", "batch=0", "--at", "batch=7"]) == cli.USER_ERROR
+    assert cli.main([*command, "--at", "batch=8", "--at", "batch=2000", "--at", "batch=0", "--at", "batch=7"]) == USER_ERROR
     said, refused = capsys.readouterr()
     assert [line.split(":")[0] for line in said.splitlines() if line.startswith("at ")] == ["at batch=8", "at batch=7"]
     assert "does not serve batch=2000: the model takes for granted that batch < 1000" in refused and "batch cannot be 0" in refused
@@ -113,5 +114,5 @@ def test_a_size_that_cannot_be_asked_is_told_before_planning(
     model: str, dynamic: list[str], at: str, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fxshard.api.plan", lambda *_, **__: pytest.fail("it was planned"))
-    assert cli.main(["plan", f"{model}:rows", "--mesh", "tp=2", *dynamic, "--at", at]) == cli.USER_ERROR
+    assert cli.main(["plan", f"{model}:rows", "--mesh", "tp=2", *dynamic, "--at", at]) == USER_ERROR
     assert what in capsys.readouterr().err

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from fxshard import Communication, Equal, Forbid
-from fxshard.cli import check_op
+from fxshard.cli import check_op, exit_codes
 from fxshard.cli import main as cli
+from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.mesh import hardware
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import small_plan
 
@@ -220,10 +222,12 @@ def test_a_fault_of_ours_says_so_under_its_trace(
 
 
 def test_help_needs_nothing_heavy() -> None:
-    """At the top of cli/main.py stand the standard library and the errors only: torch takes seconds to import."""
-    tree = ast.parse(Path(cli.__file__).read_text())
-    imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "collections.abc", "typing", "fxshard.errors"}
+    """The standard library, the errors, and the presets that it lists: torch takes seconds to import."""
+    light = {"fxshard.errors", "fxshard.cli.check_op", "fxshard.cli.exit_codes", "fxshard.mesh.hardware"}
+    for path in (cli.__file__, check_op.__file__, exit_codes.__file__, hardware.__file__):
+        found = [node for node in ast.parse(Path(path).read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in found}
+        assert all(name in light or str(name).partition(".")[0] in sys.stdlib_module_names for name in imported), path
 
 
 WRONG = (
@@ -251,7 +255,7 @@ def test_wrong_arguments_are_told_without_torch(tmp_path: Path) -> None:
     code = f"import sys; from fxshard.cli import main as cli; print([(cli.main(line), 'torch' in sys.modules) for line in {lines!r}])"
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, check=True)
-    assert ast.literal_eval(done.stdout) == [(cli.USER_ERROR, False)] * len(WRONG), done.stderr
+    assert ast.literal_eval(done.stdout) == [(USER_ERROR, False)] * len(WRONG), done.stderr
     assert done.stderr.count("to do:") == len(WRONG)
 
 

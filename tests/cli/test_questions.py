@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxshard.cli import main as cli
+from fxshard.cli.exit_codes import USER_ERROR
 
 MODEL = """
 import torch
@@ -48,8 +49,8 @@ def test_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_wrong_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", model, *MESH, "--explain", "0.wight", "-o", str(tmp_path / "a.json")]) == cli.USER_ERROR
+    assert cli.main(["plan", model, *MESH, "--explain", "0.wight", "-o", str(tmp_path / "a.json")]) == USER_ERROR
     assert "did you mean '0.weight'" in capsys.readouterr().err
-    assert cli.main(["inspect", str(tmp_path / "a.json"), "--why", "7"]) == cli.USER_ERROR
+    assert cli.main(["inspect", str(tmp_path / "a.json"), "--why", "7"]) == USER_ERROR
     said = capsys.readouterr().err
     assert "there is no collective 7" in said and "--collectives lists them" in said and "(plan)" not in said

@@ -26,11 +26,11 @@ Undo = Callable[[IntArray], IntArray]
 class Model:
     """costs (k_i,) per node; edges keyed by (i, j), i < j, each (k_i, k_j); uses per node; limits (rows,).
 
-    slopes: (rows,) cost of each unit beyond a limit, `inf` (the default) where it may not be exceeded. moved: uses per transfer.
-    constant: cost of every plan. cutoff: total cost of the best plan known; only plans strictly cheaper matter.
+    slopes: (rows,) cost of each unit beyond a limit, `inf` (the default) where it is hard. moved: uses per transfer.
+    constant: cost common to all plans. cutoff: total cost of the best plan known; only plans strictly cheaper matter.
     prices: (rows,) the multipliers of rows that gave the best bound so far, cost per unit of the row.
     transfers: values redistributed to the layouts that their readers want; only `relax` and its helpers support them (and `moved`).
-    unit: cost here of one unit of the model it was scaled from. grain: the least improvement worth searching for.
+    grain: the least improvement worth searching for.
     """
 
     costs: list[FloatArray]
@@ -40,7 +40,6 @@ class Model:
     constant: float = 0.0
     cutoff: float = np.inf
     prices: FloatArray = field(default_factory=lambda: np.zeros(0))
-    unit: float = 1.0
     grain: float = 1.0
     transfers: Transfers = field(default_factory=Transfers)
     slopes: FloatArray = field(default_factory=lambda: np.zeros(0))

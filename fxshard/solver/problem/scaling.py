@@ -74,27 +74,6 @@ def coarsen(model: Model, by: float) -> Model:
     return replace(model, costs=tables[: len(model.costs)], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes)
 
 
-def sharpen(model: Model) -> Model:
-    """The model multiplied by a power of two, once its cutoff has made the costs that matter small."""
-    largest = max((_largest(t) for t in (*model.costs, *model.edges.values())), default=0.0)
-    magnitude = max(largest, min(model.cutoff - model.constant, 2.0**SPAN_BITS), abs(model.constant) / 64, 1.0)
-    bits = SPAN_BITS - int(np.ceil(np.log2(magnitude)))
-    if bits < 4 or not np.isfinite(model.cutoff):
-        return model
-    by = float(2**bits)
-    return replace(
-        model,
-        costs=[cost * by for cost in model.costs],
-        edges={pair: table * by for pair, table in model.edges.items()},
-        constant=model.constant * by,
-        cutoff=(model.cutoff - 1) * by + 1,
-        prices=model.prices * by,
-        slopes=model.slopes * by,
-        unit=model.unit * by,
-        grain=model.grain * by,
-    )
-
-
 def _factor(magnitude: float, exact: bool) -> float:
     """The power of two that scales `magnitude` to about 2^SPAN_BITS; at most 1 for costs that are integers already."""
     if magnitude == 0.0:
@@ -111,10 +90,6 @@ def _whole(table: FloatArray) -> bool:
 def _spread(table: FloatArray) -> float:
     finite = table[np.isfinite(table)]
     return float(finite.max() - finite.min()) if finite.size else 0.0
-
-
-def _largest(table: FloatArray) -> float:
-    return float(np.abs(table[np.isfinite(table)]).max(initial=0.0))
 
 
 def _error(tables: list[FloatArray], integers: list[FloatArray], times: list[int], factor: float) -> float:

@@ -20,7 +20,6 @@ from fxshard.solver.problem.arrays import IntArray
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Undo
-from fxshard.solver.problem.scaling import sharpen
 from fxshard.solver.reductions import reduce
 from fxshard.solver.reductions.merging import Contract
 
@@ -133,7 +132,7 @@ class PartSearch:
                     self._offer(part, answer.choices, part.model.evaluate(answer.choices))
             except Exhausted:
                 pass
-            self._prove(min(answer.bound, target) / stage.model.unit, f"HiGHS on {pairs} pairs")
+            self._prove(min(answer.bound, target), f"HiGHS on {pairs} pairs")
             if target >= model.cutoff:
                 return
             pairs, reach = int(np.ceil(pairs * PORTION_GROWTH)), 2 * reach
@@ -175,9 +174,8 @@ class PartSearch:
             target = min(self._cutoff(), float(np.ceil(self.bound + part * (top - self.bound))))
             if part == TARGETS[-1]:
                 target = self._cutoff()
-            unit = stage.model.unit
             try:
-                self._merge_rounds(stage.then(replace(stage.model, cutoff=(target - 1) * unit + 1)), target)
+                self._merge_rounds(stage.then(replace(stage.model, cutoff=target)), target)
             except Exhausted:
                 self._prove(min(target, self._cutoff()), "nothing below the target is left")
 
@@ -202,10 +200,10 @@ class PartSearch:
         if not len(model):
             self._offer(stage, np.zeros(0, dtype=np.int64), model.constant)
             raise Exhausted
-        stage = stage.then(sharpen(model))
+        stage = stage.then(model)
         ascent = Ascent(stage.model, self.budget, lambda choices, cost: self._offer(stage, choices, cost))
         ascent.run()
-        self._prove(min(ascent.bound / stage.model.unit, target), "message passing")
+        self._prove(min(ascent.bound, target), "message passing")
         if np.isinf(target):
             self._last = stage, ascent
         cutoff = min(stage.model.cutoff, ascent.cutoff)
@@ -235,7 +233,7 @@ class PartSearch:
         answer = solve_mip(model, self.budget)
         if answer.choices is not None and model.fits(answer.choices):
             self._offer(stage, answer.choices, model.evaluate(answer.choices))
-        self._prove(min(answer.bound / model.unit, target), "HiGHS")
+        self._prove(min(answer.bound, target), "HiGHS")
         return True
 
     def _over(self) -> bool:
@@ -246,16 +244,16 @@ class PartSearch:
         return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
 
     def _lower_cutoff(self, model: Model) -> Model:
-        return replace(model, cutoff=min(model.cutoff, (self._cutoff() - 1) * model.unit + 1))
+        return replace(model, cutoff=min(model.cutoff, self._cutoff()))
 
     def _offer(self, stage: _Stage, choices: IntArray, cost: float) -> float:
-        """Keep a plan of a stage's model if it is better; the cutoff in the units of that model."""
-        if cost < self.value * stage.model.unit:
+        """Keep a plan of a stage's model if it is better; the cutoff that then holds."""
+        if cost < self.value:
             plan = stage.undo(choices)
             value = self.model.evaluate(plan)
             if value < self.value and self.model.fits(plan):
                 self.choices, self.value = plan, value
-        return (self._cutoff() - 1) * stage.model.unit + 1
+        return self._cutoff()
 
     def _prove(self, bound: float, name: str) -> None:
         """Record a bound, rounded up to an integer as costs are; it stops at the plan's cost."""

@@ -72,12 +72,16 @@ def equal_there(program: ShardedProgram, name: str, model: torch.nn.Module, batc
     return True
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 1000), st.integers(1, 13), st.integers(1, 13))
-def test_uneven_sizes_equal_one_device(seed: int, batch: int, seq: int) -> None:
+@pytest.mark.parametrize("examples", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_uneven_sizes_equal_one_device(examples: int) -> None:
     model, graph = traced("perceptron", 7, 9, uneven=True)
-    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2, "b": 2})), seed))
-    assert equal_there(program, "perceptron", model, batch, seq)
+    annotated = annotate(graph, fxshard.Mesh({"a": 2, "b": 2}))
+
+    def check(seed: int, batch: int, seq: int) -> None:
+        assert equal_there(lower_plan(graph, random_graph_plan(annotated, seed)), "perceptron", model, batch, seq)
+
+    cases = given(st.integers(0, 1000), st.integers(1, 13), st.integers(1, 13))(check)
+    settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])(cases)()
 
 
 @pytest.mark.parametrize("seed", range(4))

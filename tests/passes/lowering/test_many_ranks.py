@@ -34,13 +34,14 @@ def lowered(name: str, mesh: tuple[tuple[str, int], ...], seed: int) -> tuple[nn
 
 
 SLOW = pytest.mark.slow
-LINE, PLANE = (("a", 18),), (("a", 4), ("b", 5))
+LINE, PLANE, SMALL = (("a", 18),), (("a", 4), ("b", 5)), (("a", 2), ("b", 3))
+GRAPHS = ("perceptron", "flattened")
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2, 3))])
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [("perceptron", LINE), ("flattened", LINE), ("flattened", PLANE), pytest.param("perceptron", PLANE, marks=SLOW)],
+    [("perceptron", LINE), ("flattened", LINE), ("flattened", SMALL), *(pytest.param(name, PLANE, marks=SLOW) for name in GRAPHS)],
     ids=str,
 )
 def test_equal_to_one_device(name: str, mesh: tuple[tuple[str, int], ...], seed: int) -> None:

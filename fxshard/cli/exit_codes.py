@@ -1,0 +1,33 @@
+"""Exit codes of the ``fxshard`` command: 2 for an error of the user, 1 for one of fxshard."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from fxshard.errors import FxshardError
+
+USER_ERROR, FAULT = 2, 1
+FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
+
+
+def ended(command: Callable[[], int | None]) -> int:
+    """The exit code of a command, its errors printed."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except FxshardError as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR
+    except BrokenPipeError:
+        # Whoever reads us (head, less) has seen enough; what Python flushes at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception:
+        traceback.print_exc()
+        print(f"\n{FAULT_REMEDY}", file=sys.stderr)
+        return FAULT
+    else:
+        return code or 0
+    return 0
