@@ -31,7 +31,7 @@ def without_needless_guards(mode: Any, make: Callable[[], Any]) -> Any:
 
 
 def run_on_symbols(env: ShapeEnv, run: Callable[[], Any]) -> Any:
-    """The result of ``run`` with the kernels that a device would use, or, if one of these needs a symbol of ``env`` as a number, with kernels
+    """The result of ``run`` with the kernels that a device would use; or, if one of these needs a symbol of ``env`` as a number, with those
     written in Python, whose results may alias differently."""
     if not env.backed_var_to_val:
         return run()

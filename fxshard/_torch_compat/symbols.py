@@ -227,7 +227,7 @@ _HAS_HINT = SymNode.has_hint
 
 
 def _has_hint_for_python(self: SymNode) -> bool:
-    """Distinguishes callers by the frame: a Python caller has ``has_hint`` among its names; for C++ the frame is an outer one, without it."""
+    """Distinguishes callers by the frame: a Python caller has ``has_hint`` among its names; for C++ it is an outer frame, without it."""
     return _HAS_HINT(self) if "has_hint" in sys._getframe(1).f_code.co_names else False
 
 
