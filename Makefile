@@ -22,8 +22,9 @@ FAST := tests/shapes tests/cost tests/inspect tests/layout/test_layouts.py tests
 	$(addprefix tests/passes/,planning/test_constrain.py planning/test_constrain_errors.py lowering/test_lower.py test_pipeline.py) \
 	tests/plans/test_plan_json.py tests/test_errors.py tests/runtime/module/test_module_state.py tests/runtime/module/test_objects.py
 
-# One thread a process: the workers of pytest share the cores, and results do not depend on the machine.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+# One thread a process: the workers of pytest share the cores, and results do not depend on the machine. A file stays on one worker: what its
+# tests share (a trace, processes that ran all scenarios) is made once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -33,6 +33,7 @@ NEAR = ("tests/layout", "tests/solver", "tests/passes/planning", "tests/passes/l
 NEAR += ("tests/plans", "tests/strategies", "tests/models/test_equality.py")
 """The third ring."""
 FAILED, TIMEOUT = 1, 1800
+SLOW = "no end"
 
 COMPARISONS: dict[type[ast.cmpop], str] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 COMPARISONS |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
@@ -177,26 +178,41 @@ def rings_of(file: str, root: Path) -> Iterator[tuple[str, ...]]:
 
 
 def caught_by(mutant: Mutant, copy: Path, rings: int, pytest_args: list[str]) -> str:
-    """The tests that failed first, "" if none did within the first ``rings`` rings."""
+    """The test that failed first, "" if none did within the first ``rings`` rings.
+
+    Raises RuntimeError if that test fails without the mutant too: then it tells nothing.
+    """
     file = copy / mutant.file
     source = file.read_text(encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": str(copy / ".numba")}
-    try:
+    for number, paths in enumerate(rings_of(mutant.file, copy)):
+        if number >= rings:
+            break
         file.write_text(mutant.apply(source), encoding="utf-8")
-        for number, paths in enumerate(rings_of(mutant.file, copy)):
-            if number >= rings:
-                return ""
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", *pytest_args, *paths]
-            try:
-                run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-            except subprocess.TimeoutExpired:
-                return f"{' '.join(paths)}: no end after {TIMEOUT} s"
-            if run.returncode:
-                said = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return said[0][:150] if said else f"{' '.join(paths)}: exit {run.returncode}"
+        try:
+            failed = _first_failure(copy, [*pytest_args, *paths])
+        finally:
+            file.write_text(source, encoding="utf-8")
+        if failed == SLOW:
+            return f"{' '.join(paths)}: no end after {TIMEOUT} s"
+        if failed:
+            if _first_failure(copy, [failed]):
+                raise RuntimeError(f"{failed} fails without the mutant too")
+            return failed
+    return ""
+
+
+def _first_failure(copy: Path, arguments: list[str]) -> str:
+    """The test, or the file, that fails first; SLOW if there is no end, "" if all pass."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": str(copy / ".numba")}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", *arguments]
+    try:
+        run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return SLOW
+    if not run.returncode:
         return ""
-    finally:
-        file.write_text(source, encoding="utf-8")
+    said = [line.split(" ", 1)[1] for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return said[0].partition(" - ")[0].strip() if said else arguments[-1]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,11 +1,10 @@
 """A program as one file for all ranks: a ``.pt2`` archive, opened without a process group and without the model's source.
 
-The archive is torch's own (``torch.export.load`` opens it), with fxshard's files beside it: ``plan.json``, the
-program's description, a manifest with the hash of every entry, and the weights as safetensors. Nothing in it is
-pickled. ``load`` treats the file as data: it checks the manifest, refuses entries outside a fixed list, and rebuilds
-the graphs with its own strict reader, operator by operator.
+The archive has torch's own format (``torch.export.load`` opens it), plus fxshard's files: ``plan.json``, the program's description, a
+manifest with the hash of every entry, and the weights as safetensors. Nothing in it is pickled. ``load`` treats the file as data: it checks
+the manifest, refuses entries outside a fixed list, and rebuilds the graphs with its own strict reader, operator by operator.
 
-Its parts are imported when they are asked for: caches write sizes as it does, and need nothing else of it.
+Submodules are imported on demand: caches only need to write sizes in this format.
 """
 
 from __future__ import annotations

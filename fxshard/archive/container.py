@@ -1,4 +1,4 @@
-"""The zip around a program: which entries there may be, and the manifest that vouches for them."""
+"""The zip archive of a program: its allowed entries, and the manifest with their hashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
 
-FORMAT, VERSION, READ = "fxshard-program", 3, (2, 3)
+FORMAT, VERSION, READABLE_VERSIONS = "fxshard-program", 3, (2, 3)
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 WEIGHTS = "fxshard/weights.safetensors"
@@ -33,10 +33,10 @@ _ALLOWED = re.compile(
     r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
 )
 MAX_ENTRIES, MAX_BYTES, MAX_RATIO = 10_000, 2**27, 100
-"""Limits of what is read, weights aside: number of entries, their bytes in all, and how often smaller each may be in the file.
+"""Limits on what is read, without weights: number of entries, their total bytes, and their compression ratio.
 
-A layer of a Llama takes some 50 KB of JSON per size class for inference and up to 2 MB in training at the most scattered of
-plans, 27 times smaller in the file; parsed, JSON takes some twenty times its bytes of memory.
+A layer of a Llama takes about 50 KB of JSON per size class for inference, and up to 2 MB in training with the most scattered plans,
+compressed 27 times. Parsed JSON takes about twenty times its bytes of memory.
 """
 ALIGNMENT = 64
 _LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
@@ -53,7 +53,7 @@ def graph_entry(name: str) -> str:
 
 
 def write(path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes], weights: Path | None) -> None:
-    """Writes the archive, atomically; ``weights`` is a safetensors file that is copied in. The same input gives the same bytes."""
+    """Writes the archive atomically; ``weights`` is a safetensors file to copy in. The same input gives the same bytes."""
     entries = {**_TORCH, PLAN: plan.encode(), PROGRAM: program.encode()}
     for name, graph in graphs.items():
         entries |= {graph_entry(name): graph, **{beside.format(name): data for beside, data in _BESIDE_GRAPH.items()}}
@@ -70,14 +70,14 @@ def write(path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes]
 
 
 def _info(name: str) -> zipfile.ZipInfo:
-    """An entry without the time and the machine it was made on."""
+    """An entry without time or machine, so that files are reproducible."""
     info = zipfile.ZipInfo(ROOT + name)
     info.create_system, info.external_attr = 3, 0o644 << 16
     return info
 
 
 def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
-    """Stored, not compressed, at an aligned offset, so that they can be mapped into memory."""
+    """Stores the weights uncompressed at an aligned offset, so that they can be memory-mapped."""
     info = _info(WEIGHTS)
     info.file_size = weights.stat().st_size
     assert archive.fp is not None
@@ -95,12 +95,12 @@ def _hash_file(path: Path) -> str:
 
 
 def torch_version() -> str:
-    """``2.13``: programs are read by the minor version that wrote them."""
+    """``2.13``: a program can only be read with the minor version of torch that wrote it."""
     return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
 
 
 class Container:
-    """An archive whose entries are named in its manifest and are allowed; made by ``opened``."""
+    """An archive whose entries are allowed and listed in its manifest; made by ``open_archive``."""
 
     def __init__(self, archive: zipfile.ZipFile, path: str) -> None:
         self.archive, self.path = archive, path
@@ -108,14 +108,14 @@ class Container:
         if MANIFEST not in self.infos:
             raise FileError("the archive is not a fxshard program: it has no manifest", where=path, remedy=NOT_A_PROGRAM)
         self.listed = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
-        _same_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
+        _check_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
 
     def _bytes(self, name: str) -> bytes:
         with self.stream(name) as entry:
             return entry.read(self.infos[name].file_size + 1)
 
     def read(self, name: str) -> bytes:
-        """An entry's bytes; raises FileError unless they are the ones that the manifest lists."""
+        """An entry's bytes; raises FileError if their hash differs from the manifest's."""
         if name not in self.listed:
             raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
         data = self._bytes(name)
@@ -128,7 +128,7 @@ class Container:
 
     @contextmanager
     def stream(self, name: str) -> Iterator[IO[bytes]]:
-        """An entry to read from; what zip itself finds wrong with it is a FileError."""
+        """An entry opened for reading; zip errors become a FileError."""
         try:
             with self.archive.open(self.infos[name]) as entry:
                 yield entry
@@ -136,7 +136,7 @@ class Container:
             raise FileError(f"the entry {name} is damaged: {error}", where=self.path, remedy=REMAKE) from error
 
     def offset(self, name: str) -> int:
-        """Where a stored entry's bytes start in the file; the local header may be longer than the directory says."""
+        """Offset of a stored entry's bytes in the file; the local header may be longer than the directory says."""
         info = self.infos[name]
         with open(self.path, "rb") as file:
             file.seek(info.header_offset)
@@ -148,8 +148,8 @@ class Container:
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[Container]:
-    """Opens a program's archive; raises FileError for a file that is missing, cut short, foreign or unsafe."""
+def open_archive(path: str | Path) -> Iterator[Container]:
+    """Opens a program's archive; raises FileError for a file that is missing, truncated, foreign or unsafe."""
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
@@ -171,7 +171,7 @@ _ZLIB = (zlib.error, struct.error, OverflowError)
 
 
 def _checked_infos(archive: zipfile.ZipFile, path: str) -> dict[str, zipfile.ZipInfo]:
-    """Entries by name, without the root; raises FileError on any that a program cannot have."""
+    """Entries by name, without the root folder; raises FileError for any that a program cannot have."""
     infos = archive.infolist()
     if len(infos) > MAX_ENTRIES:
         raise FileError(f"the archive has {len(infos)} entries", where=path, remedy=NOT_A_PROGRAM)
@@ -205,12 +205,12 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
 
 
 def _read_manifest(root: Field) -> dict[str, str]:
-    """Hash by name of entry."""
+    """Hashes by entry name."""
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("the archive is not a fxshard program", NOT_A_PROGRAM)
     version = root.get("version", Field.whole)
-    if version not in READ:
-        remedy = f"export it again; this fxshard reads version {READ[0]} (static sizes only) and {READ[1]}"
+    if version not in READABLE_VERSIONS:
+        remedy = f"export it again; this fxshard reads version {READABLE_VERSIONS[0]} (static sizes only) and {READABLE_VERSIONS[1]}"
         raise root.fail(f"the program has format version {version}, which is unknown", remedy)
     written = root.get("torch", Field.text)
     if written != torch_version():
@@ -225,7 +225,7 @@ def _read_manifest(root: Field) -> dict[str, str]:
     return listed
 
 
-def _same_names(present: set[str], listed: set[str], path: str) -> None:
+def _check_names(present: set[str], listed: set[str], path: str) -> None:
     for names, what in ((present - listed, "holds {!r}, which its manifest does not list"), (listed - present, "lacks {!r}")):
         if names:
             raise FileError(f"the archive {what.format(min(names))}", where=path, remedy=REMAKE)

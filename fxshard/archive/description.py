@@ -1,4 +1,4 @@
-"""What a program's file says besides its plan and its graphs: the ends, the collectives, who runs which graph."""
+"""The description of a program in its file, besides plan and graphs: inputs, outputs, collectives, and the graph of each rank."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FIELDS = (
 _END = ("kind", "name", "layout", "shape", "dtype")
 _COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "serves")
 _META = ("partitioner_tag",)
-"""What is kept of a node's meta, besides its value: whether it is of the forward or of the backward."""
+"""Metadata that is stored for each node, besides its value: whether it belongs to the forward or the backward."""
 
 
 def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -> str:
-    """JSON of all that is not plan or graph; ``names``: the graph of each size class."""
+    """JSON of everything besides plan and graphs; ``names``: the graph of each size class."""
     order = list(program.modules)
     p = program
     ins = list(map(_write_end, p.inputs, p.input_layouts, p.input_shapes, p.input_dtypes))
@@ -68,7 +68,7 @@ def _write_meta(module: fx.GraphModule) -> dict[str, dict[str, Any]]:
 
 
 def _write_constant(value: Any) -> Any:
-    """JSON has no infinities and NaN: they are ``{"float": "inf"}``."""
+    """JSON has no infinities and NaN: they become ``{"float": "inf"}``."""
     return {"float": repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -91,7 +91,7 @@ def _read_value(field: Field) -> Any:
 
 @dataclass(frozen=True)
 class Description:
-    """A program's file without its graphs; ``graphs``: size class and meta of each by its name, ``where`` for errors."""
+    """A program's file without its graphs; ``graphs``: size class and node metadata by graph name; ``root``: for errors."""
 
     mesh: Mesh
     fields: Mapping[str, Any]
@@ -101,7 +101,7 @@ class Description:
     root: Field
 
     def program(self, plan: ShardingPlan, modules: Mapping[str, fx.GraphModule]) -> ShardedProgram:
-        """The program; raises FileError where plan, description and graphs do not fit together."""
+        """The program; raises FileError if plan, description and graphs are inconsistent."""
         if plan.mesh != self.mesh:
             raise self.root.fail(f"the program is for mesh {self.mesh}, its plan for {plan.mesh}")
         by_class = {self.graphs[name][0]: module for name, module in modules.items()}
@@ -119,7 +119,7 @@ class Description:
 
 
 def read_description(text: bytes, where: str) -> Description:
-    """Reads what ``write_description`` wrote; raises FileError on anything else."""
+    """Reads the output of ``write_description``; raises FileError for anything else."""
     root = parse_json(text, where)
     root.known(_FIELDS)
     mesh = root.get("mesh", read_mesh)
@@ -203,7 +203,7 @@ def _read_collective(field: Field, mesh: Mesh) -> ProgramCollective:
 
 
 def _read_pair(field: Field) -> tuple[int, int]:
-    """A redistribution's number and a step in it."""
+    """(index of a redistribution, index of a step in it)."""
     pair = field.tuple_of(Field.whole)
     if len(pair) != 2:
         raise field.fail(f"{list(pair)} are not a redistribution and a step")

@@ -1,9 +1,9 @@
-"""Local graphs in torch's own export format: written by ``torch.export``, read by a strict reader of ours.
+"""Local graphs in torch's export format: ``torch.export`` writes them; a strict reader of our own reads them.
 
-torch's reader looks names up in all of torch and evaluates expressions, so it is not for files from outside. Ours knows
-tensors, numbers and a few words, and calls nothing but functional operators of three namespaces; the shapes of all
-nodes are computed anew and compared with those in the file. Dynamic sizes are inputs before the others, and what calls name of
-them is computed by nodes of their own, as torch has it; in the graph that is read they are symbols in the arguments again.
+torch's reader looks names up in all of torch and evaluates expressions, so it is unsafe for files from outside. Ours accepts tensors,
+numbers and a few words, and calls only functional operators of three namespaces; it recomputes the shapes of all nodes and compares them
+with those in the file. Dynamic sizes are the first inputs, and nodes compute the sizes that calls need, as in torch's format; in the graph
+that is read, they become symbols in the arguments again.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ NAMESPACES = ("aten", "fxshard", "_c10d_functional")
 _TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 WORDS = frozenset(("none", "tanh", "floor", "trunc", "left", "right", "sum", "mean", "prod", "max", "min", "amax", "amin"))
-"""Texts that aten's functional operators take; a path is none of them."""
+"""Texts that aten's functional operators accept; none of them is a path."""
 
 
 def write_graph(module: fx.GraphModule, sizes: Sequence[ProgramSize] = ()) -> bytes:
     """``models/model.json`` of ``torch.export.save``; raises FileError for a graph that ``read_graph`` would refuse.
 
-    ``sizes``: the program's dynamic ones, of which the graph's arguments and values hold expressions.
+    ``sizes``: the program's dynamic sizes, which occur in the graph's arguments and values.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -69,9 +69,9 @@ def write_graph(module: fx.GraphModule, sizes: Sequence[ProgramSize] = ()) -> by
 
 
 def _compute_sizes(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None:
-    """Makes ``sizes`` inputs of the graph, in place, and what is computed of them nodes, each with its value.
+    """Makes ``sizes`` inputs of the graph and adds nodes that compute expressions of them, with values, in place.
 
-    They are the first ones: torch's reader asks the sizes of the others of them.
+    They come first: torch's reader derives the other inputs' sizes from them.
     """
     before, top = set(module.graph.nodes), next(iter(module.graph.nodes))
     names = {n.name for n in before}
@@ -83,7 +83,7 @@ def _compute_sizes(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None
             top.prepend(node)
         if "val" in node.meta:
             if is_symbolic(node.meta["val"]):
-                to_text(expression(node.meta["val"]))  # raises for one that the reader would refuse
+                to_text(expression(node.meta["val"]))  # raises if the reader would refuse it
             continue
         if _name(node.target) not in SIZE_CALLS:
             raise FileError(f"a size is computed by {_name(node.target)}, which cannot be stored", remedy="export with static sizes")
@@ -106,7 +106,7 @@ def _storable(target: Any) -> bool:
 
 
 def _exported(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> ExportedProgram:
-    """The graph as an ExportedProgram whose inputs and outputs are all the user's: tensors and sizes in, a tuple of tensors out."""
+    """The graph as an ExportedProgram with user inputs and outputs only: tensors and sizes in, a tuple of tensors out."""
     ends = [n for n in module.graph.nodes if n.op == "placeholder"]
     results = module.graph.output_node().args[0]
     inputs: list[Any] = [TensorArgument(n.name) if isinstance(n.meta["val"], torch.Tensor) else SymIntArgument(n.name) for n in ends]
@@ -121,7 +121,7 @@ def _exported(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> ExportedP
 
 
 def is_functional(target: Any) -> bool:
-    """Whether ``target`` is an operator that makes new tensors from its arguments and writes into none."""
+    """Whether ``target`` is an operator that returns new tensors and writes into none of its arguments."""
     schema = schema_of(target) if isinstance(target, OpOverload) else None
     if schema is None:
         return False
@@ -130,9 +130,9 @@ def is_functional(target: Any) -> bool:
 
 
 def read_graph(text: bytes, where: str, axes: Iterable[str], sizes: FileSizes | None = None) -> fx.GraphModule:
-    """The graph that ``write_graph`` wrote, with fake tensors in ``meta["val"]``; raises FileError on anything else.
+    """Reads the output of ``write_graph``, with fake tensors in ``meta["val"]``; raises FileError for anything else.
 
-    ``axes``: names of the mesh's axes, the only groups that a collective may have. ``sizes``: the dynamic ones of the program.
+    ``axes``: names of the mesh's axes, the only groups that a collective may have. ``sizes``: the program's dynamic sizes.
     """
     root = parse_json(text, where)
     graph = root.get("graph_module", lambda f: f.get("graph", lambda g: g))
@@ -142,7 +142,7 @@ def read_graph(text: bytes, where: str, axes: Iterable[str], sizes: FileSizes | 
 
 
 class _Reader:
-    """Builds one graph, node by node, from a Field that holds torch's description of it."""
+    """Builds one graph, node by node, from a Field with torch's description of it."""
 
     def __init__(self, field: Field, axes: frozenset[str], sizes: FileSizes) -> None:
         self.field, self.groups, self.sizes = field, axes | frozenset(REDUCE_OPS), sizes
@@ -210,7 +210,7 @@ class _Reader:
         self.results(node, value, field)
 
     def fake(self, make: Callable[[], Any], field: Field, what: str) -> Any:
-        """What ``make`` gives on fake tensors; whatever torch finds wrong with its arguments is a fault of the file."""
+        """The result of ``make`` on fake tensors; any exception of torch's is a fault of the file."""
         try:
             with self.sizes.mode, torch.no_grad():
                 if not self.sizes.sizes:
@@ -222,7 +222,7 @@ class _Reader:
             raise field.fail(f"{what} cannot have these shapes and arguments: {reason}") from error
 
     def compute(self, field: Field, function: Callable[..., Any]) -> None:
-        """A call that computes a number: what it gives is what the file says, and stands in arguments as the file writes it."""
+        """A call that computes a size; its result must equal the file's expression, which then replaces it in arguments."""
         args = [one.get("arg", self.argument) for one in field.get("inputs", Field.items)]
         if not all(map(is_number, args)):
             raise field.fail("a size is computed of sizes only")
@@ -231,7 +231,7 @@ class _Reader:
         self.keep_number(output, value)
 
     def keep_number(self, field: Field, value: Any) -> None:
-        """Names a computed number, which is equal to what the file describes under this name."""
+        """Names a computed number; it must equal the file's description of this name."""
         entries = field.known(("as_sym_int", "as_sym_float", "as_sym_bool"))
         if len(entries) != 1:
             raise field.fail("a size is one number")
@@ -246,7 +246,7 @@ class _Reader:
         self.numbers[name] = said
 
     def number(self, field: Field) -> Any:
-        """A number in the arguments of a call: as it is, or by the name of what computes it."""
+        """A number in the arguments of a call: literal, or the name of a computed one."""
         entries = field.known(("as_name", "as_int", "as_float", "as_bool"))
         if len(entries) != 1:
             raise field.fail("a number in an argument has a name, or is one")
@@ -271,7 +271,7 @@ class _Reader:
         return tuple(args), kwargs
 
     def check_words(self, value: Any, target: Any, field: Field) -> None:
-        """A text is one of aten's words, a mesh axis or a reduction; fxshard's own operators read their texts themselves."""
+        """A text must be one of aten's words, a mesh axis or a reduction; fxshard's own operators check their texts themselves."""
         allowed = {"aten": WORDS, "_c10d_functional": self.groups}.get(target.namespace)
         if isinstance(value, str) and allowed is not None and value not in allowed:
             raise field.fail(f"the text {value[:60]!r} is no argument of {target}")
@@ -291,7 +291,7 @@ class _Reader:
         return self.values[name]
 
     def results(self, node: fx.Node, value: Any, field: Field) -> None:
-        """Names what a call gives: itself where it is one tensor, else a getitem for each part that is read."""
+        """Names the results of a call: the call itself if it is one tensor, else a getitem for each part that is read."""
         outputs = field.get("outputs", Field.items)
         if isinstance(value, torch.Tensor):
             if len(outputs) != 1:
@@ -330,7 +330,7 @@ class _Reader:
         return field.get("as_int", Field.whole)
 
     def described(self, name: str, field: Field) -> tuple[tuple[Any, ...], torch.dtype]:
-        """(shape, dtype) that the file gives for a tensor."""
+        """The file's (shape, dtype) of a tensor."""
         if name not in self.declared:
             raise field.fail(f"the file does not describe the tensor {name!r}")
         described = self.declared[name]
@@ -339,7 +339,7 @@ class _Reader:
 
 
 def _equal(said: Any, found: Any) -> bool:
-    """Whether two numbers are the same whatever the sizes; nothing is taken for granted of them."""
+    """Whether two numbers are equal at all sizes; adds no guards."""
     if isinstance(said, SYMBOLIC) and isinstance(found, SYMBOLIC) and expression(said) == expression(found):
         return True
     return surely(said == found)
@@ -361,7 +361,7 @@ def _names_read(fields: list[Field]) -> set[str]:
 
 
 def _target(field: Field) -> Any:
-    """The operator of a name like ``torch.ops.aten.mm.default``."""
+    """The operator with a name like ``torch.ops.aten.mm.default``."""
     match = _TARGET.fullmatch(field.text())
     packet = getattr(getattr(torch.ops, match[1]), match[2], None) if match else None
     target = getattr(packet, match[3], None) if match else None
@@ -397,7 +397,7 @@ def _layout(field: Field) -> torch.layout:
 
 
 def _device(field: Field) -> torch.device:
-    """A graph is neutral to the device: what makes tensors makes them on the CPU until the program is bound."""
+    """Graphs are device-neutral: factories create tensors on the CPU until the program is bound."""
     if field.get("type", Field.text) != "cpu":
         raise field.fail("a program names no device but cpu before it is bound")
     return torch.device("cpu")

@@ -1,6 +1,6 @@
-"""Dynamic sizes in a file: which there are, what is taken for granted of them, and expressions of them as text.
+"""Dynamic sizes in a file: their names and ranges, the guards on them, and expressions as text.
 
-Expressions are in the form that ``torch.export`` writes, read by ``shapes.expressions``, which evaluates nothing.
+Expressions have the format of ``torch.export``; ``shapes.expressions`` reads them without evaluating code.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint
 from fxshard.errors import FileError
 from fxshard.files import Field
 from fxshard.mesh.mesh import Mesh
-from fxshard.program.sharded_program import ProgramSize, rank_numbers
+from fxshard.program.sharded_program import ProgramSize, coordinate_symbols
 from fxshard.shapes import Guard, depends_on, range_in_units
 from fxshard.shapes.expressions import from_text, to_text
 
 _SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
 _GUARD = ("condition", "sizes", "ranks", "where")
 MAX_SIZES, LARGEST = 32, 2**40
-"""Limits of what is read: dynamic sizes of a program, and their values."""
+"""Limits on what is read: number of dynamic sizes, and values of sizes."""
 
 
 def write_size(size: Any) -> int | str:
-    """A number as it is, an expression as text."""
+    """A number unchanged, an expression as text."""
     return to_text(expression(size)) if is_symbolic(size) else size
 
 
 def write_sizes(sizes: Iterable[ProgramSize]) -> list[dict[str, Any]]:
-    """The dynamic sizes of a program as plain data; ``example`` is counted in the unit, as the symbol is."""
+    """The dynamic sizes of a program as plain data; ``example`` is in multiples of the unit, like the symbol."""
     return [
         {
             "name": one.name,
@@ -48,8 +48,8 @@ def write_sizes(sizes: Iterable[ProgramSize]) -> list[dict[str, Any]]:
 
 
 def write_guards(guards: Iterable[Guard]) -> list[dict[str, Any]]:
-    """What is taken for granted as plain data: the condition, and for each of its symbols the size's name and its unit there, or a rank's
-    number by name and how many there are."""
+    """Guards as plain data: the condition; for each symbol of a size, the size's name and unit; for each symbol of a rank's coordinate, its
+    name and the number of ranks."""
     return [
         {
             "condition": to_text(g.expression),
@@ -62,15 +62,15 @@ def write_guards(guards: Iterable[Guard]) -> list[dict[str, Any]]:
 
 
 class FileSizes:
-    """The dynamic sizes of a file that is being read, with symbols of their own; ``mode``: of the values of its graphs.
+    """The dynamic sizes of a file being read, with fresh symbols; ``mode``: the fake mode of its graphs' values.
 
-    ``mesh``: of whose ranks the graphs hold numbers as symbols too.
+    ``mesh``: given if the graphs also contain symbols for ranks' coordinates.
     """
 
     def __init__(self, sizes: Sequence[Field] = (), mesh: Mesh | None = None) -> None:
         self.env = SymbolEnv()
         self.sizes = tuple(self._size(field) for field in sizes)
-        self.ranks = () if mesh is None else rank_numbers(mesh, self.env)
+        self.ranks = () if mesh is None else coordinate_symbols(mesh, self.env)
         shape_env = self.env.shape_env if self.sizes or self.ranks else None
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
         self.values = [one.value for one in (*self.sizes, *self.ranks)]
@@ -96,7 +96,7 @@ class FileSizes:
         )
 
     def read(self, field: Field) -> Any:
-        """A size: a whole number, or the text of an expression of the symbols. Raises FileError on anything else."""
+        """A size: a whole number, or the text of an expression in the symbols. Raises FileError for anything else."""
         if not isinstance(field.value, str):
             return field.whole()
         number = self.number(field)
@@ -107,7 +107,7 @@ class FileSizes:
         return number
 
     def number(self, field: Field) -> Any:
-        """The symbolic number behind a text."""
+        """The symbolic number of a text."""
         text = field.text()
         if text not in self.known:
             try:
@@ -116,7 +116,7 @@ class FileSizes:
                 self.known[text] = self.env.value(expr, hint)
             except FileError as error:
                 raise field.fail(error.what, error.remedy) from None
-            except Exception as error:  # sympy's and torch's, of any kind
+            except Exception as error:  # sympy and torch may raise anything
                 raise field.fail(f"the size {text[:60]!r} has no value at the example: {error}") from error
         return self.known[text]
 
@@ -125,8 +125,8 @@ class FileSizes:
 
 
 def read_guard(field: Field, names: Iterable[str], numbers: Iterable[tuple[str, int]] = ()) -> Guard:
-    """What ``write_guards`` wrote, of sizes of these names, and of ``numbers`` of ranks (name, how many); raises FileError on anything
-    else."""
+    """Reads a guard as ``write_guards`` writes it, on sizes with these names and on ``numbers`` (name, count) of ranks; raises FileError
+    for anything else."""
     field.known(_GUARD)
     try:
         condition = field.get("condition", lambda f: from_text(f.text(), None))
@@ -161,5 +161,5 @@ def _named(field: Field) -> tuple[str, str, int]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value in a graph is a number, symbolic or not."""
+    """Whether a value in a graph is a number, concrete or symbolic."""
     return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, graph_entry, graph_name, opened, write
+from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, graph_entry, graph_name, open_archive, write
 from fxshard.archive.description import read_description, write_description
 from fxshard.archive.graphs import read_graph, write_graph
-from fxshard.archive.weights import chosen, read_weights, weights_file
+from fxshard.archive.weights import read_weights, select_weights, weights_file
 from fxshard.errors import FileError
 from fxshard.plans.plan_json import dumps
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -18,31 +18,31 @@ from fxshard.program.sharded_program import ShardedProgram
 
 
 def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Writes ``program`` to ``path`` (``.pt2``), atomically; the same program gives the same bytes.
+    """Writes ``program`` to ``path`` (``.pt2``) atomically; the same program gives the same bytes.
 
     Args:
-        weights: whole parameters and buffers by the model's names (its state_dict); what the program does not read is
+        weights: whole parameters and buffers by the model's names (its state_dict); those that the program does not read are
             left out, tied ones are stored once. None: a program without weights.
 
     Raises:
-        FileError: the place cannot be written, a weight is missing or unlike the program's, or the program holds what a
-            file cannot.
+        FileError: the path cannot be written, a weight is missing or does not match the program's, or a file cannot hold
+            some part of the program.
     """
     names = {size_class: graph_name(number) for number, size_class in enumerate(program.modules)}
     graphs = {names[size_class]: write_graph(module, (*program.sizes, *program.ranks)) for size_class, module in program.modules.items()}
     description = write_description(program, names)
-    kept = None if weights is None else chosen(program, weights)
+    kept = None if weights is None else select_weights(program, weights)
     with weights_file(kept, Path(path).parent) as file:
         write(path, dumps(program.plan), description, graphs, file)
 
 
 def load(path: str | Path) -> ShardedProgram:
-    """Reads a program, without its weights; needs no process group and none of the model's source.
+    """Reads a program without its weights; needs neither a process group nor the model's source.
 
-    Raises FileError, with its reason, for a file that is damaged, cut short, foreign, of another version, or that holds
-    anything a program does not: the file is data, nothing in it is unpickled or run.
+    Raises FileError, with a reason, if the file is damaged, truncated, foreign, of another version, or contains anything that a program
+    does not. The file is data: nothing in it is unpickled or executed.
     """
-    with opened(path) as container:
+    with open_archive(path) as container:
         where = f"{path}: {{}}".format
         plan = ShardingPlan.from_json(container.read(PLAN), where("plan"))
         description = read_description(container.read(PROGRAM), where("program"))
@@ -53,11 +53,11 @@ def load(path: str | Path) -> ShardedProgram:
 
 
 def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """The weights in a program's file, whole, by the model's names, tied ones once; mapped, so that only what is used is read.
+    """The whole weights in a program's file by the model's names, tied ones once; memory-mapped, so that only what is used is read.
 
-    Raises FileError when the program has none or they are damaged.
+    Raises FileError if the program has none or they are damaged.
     """
-    with opened(path) as container:
+    with open_archive(path) as container:
         if not container.has(WEIGHTS):
             raise FileError("the program holds no weights", where=str(path), remedy="pass them when it is bound, or export with weights")
         return read_weights(container)
@@ -65,5 +65,5 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 def has_weights(path: str | Path) -> bool:
     """Whether the program's file carries weights. Raises FileError as ``load``."""
-    with opened(path) as container:
+    with open_archive(path) as container:
         return bool(container.has(WEIGHTS))

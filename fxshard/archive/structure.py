@@ -1,9 +1,8 @@
-"""The structure of a model's inputs and outputs (a pytree) as JSON: tuples, lists and dicts, numbers for the tensors.
+"""The structure of a model's inputs and outputs (a pytree) as JSON: tuples, lists and dicts, with numbers for the tensors.
 
-``{"tuple": [0, {"dict": [["mask", 1]]}]}`` is ``(x, {"mask": m})``. A file cannot hold the user's classes: outputs of
-another class (a Hugging Face ModelOutput) are stored as the dict or tuple of what is in them, and that is logged.
-``{"value": 3}`` is a number, text or None that the model returns at each call, ``{"number": 0}`` a tensor of no dims that it
-returns as a number.
+``{"tuple": [0, {"dict": [["mask", 1]]}]}`` is ``(x, {"mask": m})``. A file cannot hold the user's classes: an output of another class (a
+Hugging Face ModelOutput) is stored as a dict or tuple of its parts, and this is logged. ``{"value": 3}`` is a number, text or None that the
+model returns in every call; ``{"number": 0}`` is a tensor without dims that it returns as a number.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _KEYS = (str, int)
 
 
 def write_structure(spec: Any, what: str, *, replace: bool) -> Any:
-    """``spec`` as plain data; ``replace``: another class becomes a dict or tuple, else it is a FileError naming it."""
+    """``spec`` as plain data. A container of another class becomes a dict or tuple if ``replace``; else it raises FileError."""
     after = outcome_spec_of(spec)
     if after is not None:
         return _write_part(after.root, after, spec.children(), set(), what)
@@ -33,7 +32,7 @@ def write_structure(spec: Any, what: str, *, replace: bool) -> Any:
 
 
 def _write_part(part: Part, after: OutcomeSpec, ends: Sequence[Any], done: set[int], what: str) -> Any:
-    """What a program returns where objects are among it, these as dicts of those of their attributes that a file can hold."""
+    """A part of the results that may contain objects; an object becomes a dict of those attributes that a file can hold."""
     kind = part[0]
     if kind == "tensor" and part[1] not in done:
         done.add(part[1])
@@ -92,7 +91,7 @@ def _write(spec: Any, leaves: Any, what: str, replace: bool) -> Any:
 
 
 def read_structure(field: Field) -> Any:
-    """The TreeSpec behind plain data whose leaves are 0, 1, 2, ... in order; raises FileError on anything else."""
+    """The TreeSpec of plain data whose leaves are 0, 1, 2, ... in order; raises FileError for anything else."""
     found: list[int] = []
     skeleton = _read(field, found)
     if found != list(range(len(found))):

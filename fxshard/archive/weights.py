@@ -1,4 +1,4 @@
-"""Weights in a program's file: whole tensors under the model's names, tied ones once, as safetensors mapped into memory."""
+"""Weights in a program's file: whole tensors under the model's names, tied ones once, as memory-mapped safetensors."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ DTYPES = {
 }
 
 
-def needed(program: ShardedProgram) -> dict[str, tuple[tuple[int, ...], str]]:
+def weights_needed(program: ShardedProgram) -> dict[str, tuple[tuple[int, ...], str]]:
     """(global shape, dtype) of every parameter and buffer that the program reads, by name."""
     ends = zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True)
     return {end.name: (shape, dtype) for end, shape, dtype in ends if end.kind in ("parameter", "buffer")}
 
 
-def chosen(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of ``weights`` that the program reads; raises FileError for one that is missing, other, or not in memory."""
+def select_weights(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The ``weights`` that the program reads; raises FileError if one is missing, has another shape or dtype, or is on meta."""
     found = {program.aliases.get(name, name): tensor for name, tensor in weights.items()} | dict(weights)
     out = {}
-    for name, (shape, dtype) in needed(program).items():
+    for name, (shape, dtype) in weights_needed(program).items():
         tensor = found.get(name)
         if tensor is None:
             raise FileError(f"there is no weight {name!r} for the program", where=name, remedy="pass the model's whole state_dict")
@@ -64,21 +64,21 @@ def chosen(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict
 
 @contextmanager
 def weights_file(weights: Mapping[str, torch.Tensor] | None, folder: Path) -> Iterator[Path | None]:
-    """A temporary safetensors file of ``weights`` in ``folder``; None for none."""
+    """A temporary safetensors file of ``weights`` in ``folder``; None without weights."""
     if weights is None:
         yield None
         return
     try:
         with tempfile.TemporaryDirectory(prefix=".weights.", dir=folder) as name:
             path = Path(name) / "weights.safetensors"
-            safetensors.torch.save_file(_apart(weights), path)
+            safetensors.torch.save_file(_without_sharing(weights), path)
             yield path
     except OSError as error:
         raise FileError(f"cannot write the weights: {error}", where=str(folder), remedy="write to a folder with room for them") from error
 
 
-def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights that share memory under several names are copied: safetensors takes each by itself."""
+def _without_sharing(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies weights that share memory with another: safetensors stores each separately."""
     seen: set[int] = set()
     out = {}
     for name, tensor in weights.items():
@@ -89,9 +89,9 @@ def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read_weights(container: Container) -> dict[str, torch.Tensor]:
-    """Tensors by name, mapped from the file: a rank that takes its shards reads those only.
+    """Tensors by name, memory-mapped: a rank that takes its shards reads only those.
 
-    Reads the file once, to check its hash. Raises FileError where it is damaged.
+    Reads the file once, to check its hash. Raises FileError if it is damaged.
     """
     _check_hash(container)
     start, size = container.offset(WEIGHTS), container.infos[WEIGHTS].file_size
@@ -111,7 +111,7 @@ def _check_hash(container: Container) -> None:
 
 
 def _read_header(container: Container, size: int) -> tuple[dict[str, Field], int]:
-    """Descriptions of the tensors, and the length of the header."""
+    """The descriptions of the tensors, and the length of the header."""
     where = f"{container.path}: weights"
     with container.stream(WEIGHTS) as stream:
         length = int.from_bytes(stream.read(8), "little")

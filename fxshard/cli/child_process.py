@@ -1,4 +1,4 @@
-"""Work that may end its process, in one of its own."""
+"""Runs work that may crash in a child process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxshard.errors import FxshardError
 
 
 def in_child(work: Callable[[Callable[[str], None]], int], what: str) -> int:
-    """What ``work`` returns (an exit code), in a forked process; ``work`` is given a function that notes down where it is.
+    """Runs ``work`` in a forked process and returns its result, an exit code; ``work`` receives a function to note its progress.
 
-    Raises FxshardError, with that note, where a signal ends the process. ``what``: is being done, for the error.
-    Where torch is loaded already (a call from Python) a copy of its threads would hang: there, as where there is no fork, it runs here.
+    Raises FxshardError, with the last note, if a signal ends the process. ``what``: describes the work in the error. If torch is already
+    loaded (a call from Python), a fork would hang on torch's threads; then, or without fork, the work runs in this process.
     """
     if "torch" in sys.modules or not hasattr(os, "fork"):
         return work(lambda _: None)
@@ -27,7 +27,7 @@ def in_child(work: Callable[[Callable[[str], None]], int], what: str) -> int:
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             child.join()
-        finally:  # who ends this process ends what it started
+        finally:  # ending this process ends the child too
             child.terminate()
             signal.signal(signal.SIGTERM, before)
         place.seek(0)

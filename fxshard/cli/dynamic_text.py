@@ -39,13 +39,13 @@ def _dim(name: str, least: str | None, most: str | None) -> str | Dim:
     if high is not None and high <= low:
         what = f"the range of {name} goes from {low} to {high}"
         raise OptionError(what, where="--dynamic", remedy="give a larger maximum, or leave the dim static")
-    from torch.export import Dim
+    from torch.export import Dim  # texts without ranges are read without torch
 
     return Dim(name, min=low, max=high)
 
 
 def parse_example_sizes(text: str | None) -> list[tuple[dict[str, int], float] | dict[str, int]] | None:
-    """``"batch=8,seq=2048*3; batch=64,seq=1*1"`` -> ``[({"batch": 8, "seq": 2048}, 3.0), ...]``, without weights the sizes alone.
+    """``"batch=8,seq=2048*3; batch=64,seq=1*1"`` -> ``[({"batch": 8, "seq": 2048}, 3.0), ...]``; without weights, just the sizes.
 
     Raises OptionError.
     """

@@ -21,16 +21,17 @@ SHAPE = "return (model, args) or (model, args, kwargs): an nn.Module, a tuple of
 
 
 def load_model(text: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Runs the factory that ``text`` (``FILE.py:FACTORY``) names, as it is written: it decides dtype and device.
+    """Calls the factory that ``text`` (``FILE.py:FACTORY``) names; the factory decides dtype and device.
 
-    Returns (model, args, kwargs). Raises OptionError for a file, a function or a return value that will not do, and
-    FxshardError with the user's line where the user's code fails.
+    Returns (model, args, kwargs). Raises OptionError for an unusable file, function or return value, and FxshardError with the user's
+    source line if the user's code fails.
     """
     return _checked(run_function(text, "factory"), text)
 
 
 def run_function(text: str, what: str) -> Any:
-    """What the function that ``text`` (``FILE.py:NAME``) names returns; ``what`` it is, for messages. Raises as ``load_model``."""
+    """Calls the function that ``text`` (``FILE.py:NAME``) names and returns its result; ``what`` describes it in messages. Raises as
+    ``load_model``."""
     path, _, name = text.rpartition(":")
     if not path or not name.isidentifier():
         raise OptionError(f"cannot read {text!r} as a {what}", remedy=f"write the file and the function: file.py:{what}")
@@ -46,7 +47,7 @@ def run_function(text: str, what: str) -> Any:
 
 @contextlib.contextmanager
 def _search_path(folder: Path) -> Iterator[None]:
-    """Lets the file import its neighbours, as it could if it were run."""
+    """Lets the file import its neighbours, as if it were run as a script."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -77,7 +78,7 @@ def _function(module: ModuleType, name: str, text: str) -> Any:
 
 @contextlib.contextmanager
 def _user_code(file: Path, what: str) -> Iterator[None]:
-    """What the user's code raises becomes a FxshardError with the innermost line of the user's file."""
+    """Turns exceptions of the user's code into a FxshardError with the innermost line of the user's file."""
     try:
         yield
     except FxshardError:
@@ -91,7 +92,7 @@ def _user_code(file: Path, what: str) -> Iterator[None]:
 
 
 def _checked(result: Any, text: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    from torch import nn  # here, so that a file that is not there is told without torch
+    from torch import nn  # here, so that a missing file is reported without importing torch
 
     def refuse(found: str) -> OptionError:
         return OptionError(f"the factory returned {found}", where=text, remedy=SHAPE)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fxshard.plans.sharding_plan import ShardingPlan
 
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
-WISHES = (
+CONSTRAINT_OPTIONS = (
     ("--pin", "NAME=LAYOUT", "fix a parameter, buffer, input, what a submodule returns, a node, or a glob of them (* for a free axis)"),
     ("--equal", "NAME=NAME", "all that these names or globs mean has one layout"),
     ("--forbid", "NAME=LAYOUT[@AXIS]", "what the name or glob means has not this layout, or not this placement on an axis"),
@@ -119,16 +119,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", default="cpu", metavar="NAME|FILE", help=hardware_help)
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
-    for option, metavar, said in WISHES:
+    for option, metavar, said in CONSTRAINT_OPTIONS:
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{said}; may be repeated")
     for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
         end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
         parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
-    dynamic_help = (
-        "dims whose sizes may change, of one input (args[0]:0=batch,1=seq) or several, parted by ';'; batch<=64 gives the largest size "
-        "(for --memory-limit), 2<=batch<=64 the least one too; may be repeated"
-    )
-    parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME", help=dynamic_help)
+    dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch<=64,1=seq) or several, parted by ';'; may be repeated"
+    parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME[<=MAX]", help=dynamic_help)
     several_help = "sizes at which the plan is to be good in the mean: batch=8,seq=2048; batch=64,seq=1, weighted: batch=8*3; batch=64*1"
     parser.add_argument("--example-sizes", metavar="NAME=SIZE[*WEIGHT]", help=several_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
@@ -137,13 +134,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
-    """Prints what the plan costs at these sizes."""
+    """A function that prints what the plan costs at these sizes."""
     return lambda: print(f"\n{plan.at(**sizes)}")
 
 
 def _plan(options: argparse.Namespace) -> int:
     _check_output(options)
-    mesh, wishes = _mesh(options), _wishes(options)
+    mesh, plan_options = _mesh(options), _plan_options(options)
     from fxshard.cli.dynamic_text import check_named, parse_sizes
 
     sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
@@ -154,7 +151,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
-    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **wishes)
+    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
     if options.output:
         plan.save(options.output)
     print(inspect.summary(plan))
@@ -166,19 +163,19 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
     codes = [ended(_print_at(plan, there)) for there in elsewhere]
     for text in options.explain:
-        print(f"\n{plan.explain(*_question(text))}")
+        print(f"\n{plan.explain(*_parse_question(text))}")
     return max(codes, default=0)
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
-    """Which dims are dynamic, and at which sizes the plan is to be good."""
+    """The dynamic dims, and the sizes for which the plan is optimised."""
     from fxshard.cli.dynamic_text import parse_dynamic, parse_example_sizes
 
     return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
 
 
-def _question(text: str) -> tuple[str, str | None]:
-    """``NAME`` or ``NAME=LAYOUT``."""
+def _parse_question(text: str) -> tuple[str, str | None]:
+    """Reads ``NAME`` or ``NAME=LAYOUT``."""
     name, equals, layout = text.rpartition("=")
     return (name, layout) if equals else (text, None)
 
@@ -196,13 +193,13 @@ def _diff(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     _check_output(options)
-    mesh, wishes = _mesh(options), _wishes(options)
+    mesh, plan_options = _mesh(options), _plan_options(options)
     plan = _read_plan(options) if options.plan else None
     sizes = {**_sizes(options), "even": options.even}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **wishes)
+    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
     program.save(options.output)
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
@@ -273,23 +270,23 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    """Whether the result can be written is known before it is made."""
+    """Checks that the result can be written before computing it."""
     from fxshard.files import check_writable
 
     if options.output:
         check_writable(options.output)
 
 
-def _wishes(options: argparse.Namespace) -> dict[str, Any]:
-    """What the user asks of a plan; what cannot be read is told before the rest of fxshard, and torch, are imported."""
+def _plan_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of a plan; unreadable ones are reported before torch and the rest of fxshard are imported."""
     from fxshard.sizes import read_size
 
     if options.memory_limit is not None:
         read_size(options.memory_limit, "--memory-limit")
     return {
         "pins": _pins(options.pin),
-        "input_layouts": _ends(options.input_layout, "--input-layout"),
-        "output_layouts": _ends(options.output_layout, "--output-layout"),
+        "input_layouts": _layouts_by_name(options.input_layout, "--input-layout"),
+        "output_layouts": _layouts_by_name(options.output_layout, "--output-layout"),
         "memory_limit": options.memory_limit,
         "constraints": _constraints(options),
         "objective": options.objective,
@@ -323,7 +320,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
 
 
 def _read(path: str) -> Any:
-    """A plan or a program, told apart by how the file begins: a program is a zip archive, a plan a JSON object."""
+    """A plan or a program, distinguished by how the file begins: a program is a zip archive, a plan a JSON object."""
     from fxshard.files import read_start
 
     start = read_start(path, 64).lstrip()
@@ -352,7 +349,7 @@ def _mesh(options: argparse.Namespace) -> Mesh:
 
 
 def _pins(texts: Sequence[str]) -> dict[str, str] | None:
-    """``NAME=LAYOUT`` each; the layout stands behind the last equals sign."""
+    """Reads ``NAME=LAYOUT`` items; the layout follows the last equals sign."""
     pins: dict[str, str] = {}
     for text in texts:
         name, equals, layout = text.rpartition("=")
@@ -366,9 +363,9 @@ def _pins(texts: Sequence[str]) -> dict[str, str] | None:
 def _constraints(options: argparse.Namespace) -> list[Any]:
     from fxshard.sizes import read_size
 
-    equal = [_sides(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight") for text in options.equal]
-    forbid = [_sides(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp") for text in options.forbid]
-    limits = [_sides(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
+    equal = [_checked_parts(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight") for text in options.equal]
+    forbid = [_checked_parts(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp") for text in options.forbid]
+    limits = [_checked_parts(text, text.rpartition("=")[::2], "--at-most", "dp=1GB") for text in options.at_most]
     sizes = [(axis, read_size(size, "--at-most")) for axis, size in limits]
     if not (equal or forbid or sizes):
         return []
@@ -380,14 +377,14 @@ def _constraints(options: argparse.Namespace) -> list[Any]:
     return found + [Communication(axis, at_most=size) for axis, size in sizes]
 
 
-def _sides(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:
+def _checked_parts(text: str, parts: Sequence[str], option: str, example: str) -> Sequence[str]:
     if not all(parts) or len(parts) < 2:
         raise OptionError(f"cannot read {option} {text!r}", remedy=f"write it like {option} '{example}'")
     return parts
 
 
-def _ends(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
-    """``NAME=LAYOUT`` each, or one layout for all."""
+def _layouts_by_name(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
+    """Reads ``NAME=LAYOUT`` items, or one layout for all."""
     if len(texts) == 1 and "=" not in texts[0]:
         return texts[0]
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""``fxshard solve FILE``: a placement problem in the form of the ASPLOS 2025 contest (IOPDDL), solved and printed."""
+"""``fxshard solve FILE``: solves a placement problem in the format of the ASPLOS 2025 contest (IOPDDL) and prints the solution."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fxshard.files import atomic_file, check_writable, read_start, write_json
 from fxshard.solver import InfeasibleError, NoPlanError, PlacementProblem, Solution, solve, warm_up
 
 WORK_LIMIT = 3e10
-"""Table entries that a solve without a time limit may touch: under a minute or two."""
+"""Table entries that a solve without a time limit may touch: a minute or two at most."""
 
 REMEDY = "give a file like those of github.com/google/iopddl, as JSON or gzipped JSON"
 
 
 def solve_file(path: str, time_limit: float | None = None, output: str | None = None) -> str:
-    """Solves the problem in a file; what is to be printed. `output`: the solution is written there as JSON."""
+    """Solves the problem in a file and returns the report to print. ``output``: a file to write the solution to, as JSON."""
     if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
         raise OptionError(f"cannot read --time-limit {time_limit}", remedy="give a number of seconds that is greater than 0")
     if output:
@@ -43,7 +43,7 @@ def solve_file(path: str, time_limit: float | None = None, output: str | None = 
 
 
 def read(path: str | Path) -> PlacementProblem:
-    """The problem in a file; raises FileError where it cannot be read, or holds anything else."""
+    """The problem in a file; raises FileError if it cannot be read or is not a problem."""
     read_start(path, 1)
     try:
         return PlacementProblem.read(path)
@@ -58,7 +58,7 @@ def read(path: str | Path) -> PlacementProblem:
 
 
 def report(problem: PlacementProblem, solution: Solution, seconds: float) -> str:
-    """Cost, bound, gap, how it ended, memory, seconds and the choices, a line each."""
+    """Cost, bound, gap, outcome, memory, seconds and choices, one per line."""
     end = "proven optimal" if solution.proven else "cut by a limit" if solution.cut else "not proven"
     limit = "no limit" if problem.usage_limit is None else f"of {problem.usage_limit:.15g}"
     lines = [

@@ -1,8 +1,8 @@
-"""Looking at a plan or a program: texts for people, a dict for programs. Reads data only, imports no pass.
+"""Shows a plan or a program: as text for people, as a dict for programs. Only reads data and imports no pass.
 
-``summary``: what was decided and how good it is; ``nodes_table``: every node's layouts; ``collectives_table``: what is
-communicated and why; ``memory_table``: what a device holds at the peak and over time; ``passes_table`` and ``timeline_table``: what the
-passes after lowering made of a program, and when what runs; ``to_json``: all of it as plain data; ``plan_of``: the plan of a program.
+``summary``: the decisions and their quality. ``nodes_table``: the layouts of every node. ``collectives_table``: the collectives and their
+reasons. ``memory_table``: a device's memory at the peak and over time. ``passes_table`` and ``timeline_table``: the effect of the passes
+after lowering, and the predicted timeline. ``to_json``: everything as plain data. ``plan_of``: the plan of a program.
 """
 
 from fxshard.inspect.data import plan_of, to_json

@@ -1,4 +1,4 @@
-"""What there is to say about a plan or a program, as plain data."""
+"""A plan or a program as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Subject = ShardingPlan | ShardedProgram
 
 @dataclass(frozen=True)
 class Traffic:
-    """All collectives of one kind on one axis: how many, and the bytes that each rank sends in them together."""
+    """All collectives of one kind on one axis: their number, and the total bytes that each rank sends."""
 
     kind: str
     axis: str
@@ -33,7 +33,7 @@ def kind_of(subject: Subject) -> str:
 
 
 def traffic(subject: Subject) -> list[Traffic]:
-    """Bytes per kind of collective and axis, the axes in mesh order."""
+    """Bytes per kind of collective and axis, axes in mesh order."""
     sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
     mesh = plan_of(subject).mesh
     for c in subject.collectives:
@@ -42,7 +42,7 @@ def traffic(subject: Subject) -> list[Traffic]:
 
 
 def to_json(subject: Subject) -> dict[str, Any]:
-    """A plan or a program as a dict that ``json.dumps`` takes; bytes are per rank, times in microseconds."""
+    """A plan or a program as a dict for ``json.dumps``; bytes are per rank, times in microseconds."""
     plan = plan_of(subject)
     return {
         "kind": kind_of(subject),

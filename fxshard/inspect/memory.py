@@ -1,4 +1,4 @@
-"""A memory profile as text: the peak, what it is made of, the tensors that weigh most, and the bytes over time."""
+"""A memory profile as text: the peak and its kinds, the largest tensors, and the bytes over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN, ROWS, WIDTH = 5, 12, 32
 
 
 def memory_table(profile: MemoryProfile, shown: int = SHOWN) -> str:
-    """``shown``: how many of the tensors alive at the peak are listed, the largest first."""
+    """``shown``: number of tensors to list among those alive at the peak, the largest first."""
     step = profile.steps[profile.peak_step]
     head = [("peak per device", exact_size(profile.peak)), ("at", f"{step.name} ({step.op})" if step.op else step.name)]
     head += [("source", step.source)] if step.source else []
@@ -33,7 +33,7 @@ def _row(t: HeldTensor) -> tuple[str, ...]:
 
 
 def _over_time(profile: MemoryProfile) -> str:
-    """The most bytes in each of a dozen equal parts of the steps, as bars, and the user's line that runs then."""
+    """The peak in each of a dozen equal parts of the steps, as bars, with the user's source line."""
     count = len(profile.steps)
     edges = [count * i // min(ROWS, count) for i in range(min(ROWS, count) + 1)]
     rows = []

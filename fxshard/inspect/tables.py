@@ -1,4 +1,4 @@
-"""A plan or a program as text, every table by tabulate."""
+"""A plan or a program as text, with tables by tabulate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tabulate import tabulate
 from fxshard.errors import count_text
 from fxshard.inspect.data import Subject, plan_of, traffic
 from fxshard.plans.plan_data import PlannedCollective, by_cause
-from fxshard.plans.plan_text import counted, told
+from fxshard.plans.plan_text import merged_names_with_counts, summary_rows
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ShardedProgram
 from fxshard.sizes import size_text
@@ -19,8 +19,8 @@ from fxshard.text_table import fitted, labelled
 
 
 def summary(subject: Subject) -> str:
-    """Mesh, objective and its proof, memory, bytes per kind of collective and axis, parameters' layouts, fallbacks; of a program its ends,
-    its dynamic sizes and what it takes for granted of them."""
+    """Mesh, objective with its proof, memory, bytes per kind of collective and axis, layouts of parameters, fallbacks; for a program also
+    its inputs and outputs, dynamic sizes and guards."""
     plan = plan_of(subject)
     parts = [_head(subject), _traffic(subject), _parameters(plan)]
     if isinstance(subject, ShardedProgram):
@@ -30,7 +30,7 @@ def summary(subject: Subject) -> str:
 
 
 def nodes_table(subject: Subject) -> str:
-    """One line a node: its operator, the layouts it reads and gives, global shapes, estimated microseconds."""
+    """One line per node: operator, input and output layouts, global shapes, estimated microseconds."""
     rows = [
         (n.name, n.op, _join(n.spec.inputs), _join(n.spec.outputs), _join(map(_shape, n.shapes)), n.compute) for n in plan_of(subject).nodes
     ]
@@ -38,8 +38,7 @@ def nodes_table(subject: Subject) -> str:
 
 
 def collectives_table(subject: Subject) -> str:
-    """One line a collective: those decided for a plan, by the number that ``plan.why_collective`` takes; those that run for a program;
-    bytes sent by each rank."""
+    """One line per collective, with the bytes that each rank sends: a plan's, numbered as for ``plan.why_collective``, or a program's."""
     if not subject.collectives:
         return "no collectives"
     if isinstance(subject, ShardedProgram):
@@ -54,7 +53,7 @@ def _decided(plan: ShardingPlan, c: PlannedCollective) -> tuple[Any, ...]:
 
 
 def _edge(plan: ShardingPlan, c: PlannedCollective) -> str:
-    """With the user's name of an input."""
+    """The edge with the user's name of an input."""
     return f"{plan.called(c.value)}{c.edge.removeprefix(c.value)}"
 
 
@@ -78,7 +77,7 @@ def _head(subject: Subject) -> str:
     rows = [
         ("mesh", f"{plan.mesh}, {plan.mesh.size} devices ({plan.mesh.hardware.name})"),
         ("graph", f"{purpose}, {count_text(len(plan.nodes), 'node')}, hash {plan.graph_hash[:12] or 'not given'}"),
-        *told(plan),
+        *summary_rows(plan),
     ]
     if isinstance(subject, ShardedProgram):
         rows.append(("local graphs", f"{len(subject.modules)}, {_shared(subject)}"))
@@ -98,7 +97,7 @@ def _traffic(subject: Subject) -> str:
 
 
 def _parameters(plan: ShardingPlan) -> str:
-    """One line a parameter; those whose names differ in numbers only, and that are alike, share one."""
+    """One line per parameter; equal ones whose names differ only in numbers share a line."""
     nodes = {n.name: n for n in plan.nodes}
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[str]]] = {}
     for end in plan.inputs:
@@ -109,7 +108,7 @@ def _parameters(plan: ShardingPlan) -> str:
     rows: list[tuple[Any, ...]] = []
     for pattern, by_facts in groups.items():
         for facts, names in by_facts.items():
-            alike = [("*".join(pattern), len(names))] if len(names) > 1 and len(by_facts) == 1 else counted(names)
+            alike = [("*".join(pattern), len(names))] if len(names) > 1 and len(by_facts) == 1 else merged_names_with_counts(names)
             rows += [(name, count, *facts) for name, count in alike]
     return _table(rows, ("parameter", "count", "layout", "shape", "dtype")) if rows else ""
 
@@ -126,7 +125,7 @@ def _ends(program: ShardedProgram) -> str:
 
 
 def _sizes(program: ShardedProgram) -> str:
-    """The dynamic sizes: where they are, which it serves, and the example's, of which costs and bytes are."""
+    """The dynamic sizes: their dims, the served range, and the example's size, to which costs and bytes refer."""
     rows = [(one.name, _join(f"dim {d} of {path}" for path, d in one.places), one.served, one.example) for one in program.sizes]
     return _table(rows, ("size", "of", "served", "in the tables")) if rows else ""
 
@@ -149,7 +148,7 @@ def _join(values: Any) -> str:
 
 
 def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """Numbers only where the values are numbers: a name like 1e3 stays as it is."""
+    """Only the numeric columns are parsed as numbers, so that a name like 1e3 is printed as it is."""
     kept = [i for i, header in enumerate(headers) if header not in ("count", "us")]
     align = ["right" if header == "bytes" else "left" if i in kept else "decimal" for i, header in enumerate(headers)]
     return tabulate(rows, headers=headers, disable_numparse=kept, colalign=align if rows else None)

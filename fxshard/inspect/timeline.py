@@ -1,4 +1,4 @@
-"""Timelines of programs, and what the passes after lowering made of them, as text."""
+"""Timelines of programs, and the effects of the passes after lowering, as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fxshard.timeline import DEVICE, Timeline
 
 
 def passes_table(program: ShardedProgram) -> str:
-    """One line a pass after lowering: predicted microseconds of a step and those waited for collectives, before and after; collectives."""
+    """One line per pass after lowering: predicted microseconds of a step, those spent waiting, and collectives, before and after."""
     if not program.effects:
         return "no passes after lowering: they are told by programs that were lowered in this process"
     rows = [
@@ -26,9 +26,9 @@ def passes_table(program: ShardedProgram) -> str:
 
 
 def timeline_table(timeline: Timeline, least: float = 0.0) -> str:
-    """One line an event, in the order in which they begin; ``least``: microseconds below which operators are left out.
+    """One line per event, by start; ``least``: microseconds below which operators are left out.
 
-    ``stream``: the device, or the axis of a collective; ``waited``: microseconds in which the device stood still for it.
+    ``stream``: the device, or the axis of a collective; ``waited``: microseconds for which the device waits for it.
     """
     events = sorted((e for e in timeline.events if e.stream != DEVICE or e.end - e.start >= least), key=lambda e: e.start)
     rows = [(f"{e.start:,.1f}", f"{e.end:,.1f}", e.stream, e.operator, e.name, f"{e.waited:,.1f}" if e.waited else "") for e in events]

@@ -1,4 +1,4 @@
-"""What is different between two plans: ``fxshard.diff``. Nodes, parameters and values are compared by name."""
+"""The differences between two plans: ``fxshard.diff``. Nodes, parameters and values are compared by name."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from fxshard.errors import count_text
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.plans.plan_data import AGAIN, OpSpec, PlanData, PlannedNode, Redistribution
-from fxshard.plans.plan_text import amount, numbered, time_text
+from fxshard.plans.plan_text import cost_text, merged_names, time_text
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted
 
 SHOWN = 10
-"""Lines of a table; what is beyond is counted."""
+"""Maximum lines of a table; the rest is counted."""
 
-NAMED = 3
-"""Differences that a few words name."""
+BRIEF_ITEMS = 3
+"""Number of differences named in a brief text."""
 
 TIME, BYTES = "microseconds", "bytes"
-NOTHING = 1e-6
-"""Microseconds, or bytes, that are what sums round to."""
+ROUNDING = 1e-6
+"""Microseconds or bytes within which sums may differ by rounding."""
 
 
 @dataclass(frozen=True)
 class LayoutChange:
-    """A parameter's layout, or the OpSpec of a node (texts), in each plan; None where one plan has none of that name."""
+    """A parameter's layout, or the OpSpec of a node (as text), in each plan; None if a plan does not have it."""
 
     name: str
     op: str
@@ -49,8 +49,8 @@ class ComputeChange:
 
 @dataclass(frozen=True)
 class Move:
-    """A redistribution that only one of two plans has, or that costs something else: ``before`` and ``after`` are its costs, None
-    where it is not there; ``steps`` are its collectives and other steps, ``axis: kind``."""
+    """A redistribution that only one plan has, or whose costs differ: ``before`` and ``after`` are its costs, None if absent; ``steps`` are
+    its steps, ``axis: kind``."""
 
     value: str
     source: str
@@ -62,7 +62,7 @@ class Move:
 
 @dataclass(frozen=True)
 class TrafficChange:
-    """Collectives of one kind on one axis: how many in each plan, and the bytes that each rank sends in them."""
+    """Collectives of one kind on one axis: their number in each plan, and the bytes that each rank sends."""
 
     kind: str
     axis: str
@@ -72,7 +72,7 @@ class TrafficChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two plans side by side; pairs are (before, after). Everything is about what differs, so that equal plans leave it empty."""
+    """Two plans side by side; pairs are (before, after). Only differences are listed, so equal plans give empty fields."""
 
     mesh: tuple[str, str]
     unit: tuple[str, str]
@@ -85,26 +85,26 @@ class Comparison:
     moves: tuple[Move, ...]
     traffic: tuple[TrafficChange, ...]
     hidden: tuple[tuple[str, float, float], ...] = ()
-    """By kind (gathers, reductions), what each assumes to pass beside compute, which is in no cost."""
+    """By kind (gathers, reductions), the time that each plan assumes to overlap with compute, which is in no cost."""
     peak: tuple[int, int] = (0, 0)
-    """Bytes per device when most is in use."""
+    """Peak bytes per device."""
     recomputed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """Blocks that each computes again in the backward."""
+    """Blocks that each plan recomputes in the backward."""
 
     @property
     def equal(self) -> bool:
-        """Whether both decide the same: on one mesh, for one graph, every layout and every redistribution."""
+        """Whether both plans decide the same: same mesh and graph, and equal layouts and redistributions."""
         return self.same_graph and self.mesh[0] == self.mesh[1] and not (self.nodes or self.moves or self.compute or self.memory)
 
     def __str__(self) -> str:
-        head = [amount(value, unit) for value, unit in zip(self.objective, self.unit, strict=True)]
+        head = [cost_text(value, unit) for value, unit in zip(self.objective, self.unit, strict=True)]
         if self.equal:
             return f"the plans are equal: {self.mesh[0]}, objective {head[0]}"
         rows: list[tuple[str, ...]] = [] if self.mesh[0] == self.mesh[1] else [("mesh", *self.mesh, "")]
         rows.append(("objective", *head, _change(*self.objective, self.unit[0]) if self.unit[0] == self.unit[1] else ""))
         rows += [(f"hidden {kind}", time_text(a), time_text(b), _change(a, b, TIME)) for kind, a, b in self.hidden]
         if self.recomputed[0] != self.recomputed[1]:
-            rows.append(("computed again", *(", ".join(numbered(blocks)) or "nothing" for blocks in self.recomputed), ""))
+            rows.append(("computed again", *(", ".join(merged_names(blocks)) or "nothing" for blocks in self.recomputed), ""))
         if self.peak[0] != self.peak[1]:
             rows.append(("memory", size_text(self.peak[0]), size_text(self.peak[1]), _change(*self.peak, BYTES)))
         rows += [(f"- {kind}", size_text(a or 0), size_text(b or 0), _change(a or 0, b or 0, BYTES)) for kind, a, b in self.memory]
@@ -114,30 +114,30 @@ class Comparison:
         return "\n\n".join([*parts, *self.tables()])
 
     def brief(self, near: Collection[str] = ()) -> str:
-        """The same in a few words: what all that is of the names ``near`` costs more, and all others; then what there is of each."""
+        """The comparison in a few words: the difference for the names ``near`` and for all others, then the main items of each."""
         found = sorted(self.differences().items(), key=lambda one: -abs(one[1]))
         here, others = ([one for one in found if (one[0] in near) == side] for side in (True, False))
         sums = [f"here {self._more(sum(more for _, more in here))}"] if here else []
         sums += [f"{len(others)} elsewhere {self._more(sum(more for _, more in others))}"] if others else []
-        named = [f"{name} {self._more(more)}" for name, more in others[:NAMED]] + ["..."] * (len(others) > NAMED)
+        named = [f"{name} {self._more(more)}" for name, more in others[:BRIEF_ITEMS]] + ["..."] * (len(others) > BRIEF_ITEMS)
         steps, beside = self._steps_of(near), sum(b - a for _, a, b in self.hidden)
         parts = [", ".join(sums), f"here: {steps}" if steps else "", f"elsewhere: {', '.join(named)}" if named else ""]
-        return "; ".join(filter(None, [*parts, f"hidden {signed(beside, TIME)}" if abs(beside) > NOTHING else ""]))
+        return "; ".join(filter(None, [*parts, f"hidden {signed(beside, TIME)}" if abs(beside) > ROUNDING else ""]))
 
     def differences(self) -> dict[str, float]:
-        """What each node and what is done to its values costs more, or less, by name; all of them are the difference of the objectives."""
+        """The difference in cost by name: of each node and the redistributions of its value; they add up to that of the objectives."""
         found: dict[str, float] = {}
         for c in self._weightiest_compute() if self.unit[0] == TIME else ():
             found[c.node] = c.after - c.before
         for m in self.moves:
             found[m.value] = found.get(m.value, 0.0) + (m.after or 0.0) - (m.before or 0.0)
-        return {name: more for name, more in found.items() if abs(more) > NOTHING}
+        return {name: more for name, more in found.items() if abs(more) > ROUNDING}
 
     def _more(self, value: float) -> str:
         return signed(value, self.unit[0])
 
     def _steps_of(self, names: Collection[str]) -> str:
-        """The collectives that come and go in what is done to these values."""
+        """The collectives that are added to or removed from the redistributions of these values."""
         count: Counter[str] = Counter()
         for m in self.moves:
             for step in m.steps if m.value in names else ():
@@ -150,7 +150,7 @@ class Comparison:
         return ", ".join(f"{axis} {', '.join(kinds)}" for axis, kinds in sorted(axes.items()))
 
     def tables(self, near: Collection[str] = ()) -> list[str]:
-        """Where the difference is, a table each of what there is: what is of the names ``near``, then the weightiest."""
+        """One table per kind of difference: rows about the names ``near`` first, then the largest."""
         tables = [
             _table(
                 [(p.name, (p.before or "-", p.after or "-")) for p in sorted(self.parameters, key=lambda p: p.name not in near)],
@@ -179,13 +179,13 @@ class Comparison:
                 grouped=False,
             ),
         ]
-        if not self.moves and not self.compute:  # otherwise those say enough of the nodes
+        if not self.moves and not self.compute:  # otherwise those tables cover the nodes
             rows = [(n.name, (n.op, n.before or "-", n.after or "-")) for n in self.nodes]
             tables.insert(1, _table(rows, ("node", "operator", "before", "after")))
         return [table for table in tables if table]
 
     def _weightiest_compute(self) -> list[ComputeChange]:
-        """What runs again is one: ``recomputed`` says what it is."""
+        """Second runs are summed up in one row: ``recomputed`` names them."""
         second = [c for c in self.compute if c.node.endswith(AGAIN)]
         again = ComputeChange(f"{count_text(len(second), 'node')}, again", "", sum(c.before for c in second), sum(c.after for c in second))
         others = [c for c in self.compute if c not in second]
@@ -196,7 +196,7 @@ class Comparison:
 
 
 def compare(before: PlanData, after: PlanData) -> Comparison:
-    """What ``after`` does otherwise than ``before``."""
+    """The differences of ``after`` from ``before``."""
     return Comparison(
         mesh=(_mesh(before), _mesh(after)),
         unit=(before.certificate.unit, after.certificate.unit),
@@ -219,19 +219,19 @@ def _mesh(plan: PlanData) -> str:
 
 
 def _pairs(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterable[tuple[Any, tuple[Any, Any]]]:
-    """Every key with what each has, in the order of the first."""
+    """Every key with both values, in the order of the first mapping."""
     return [(key, (before.get(key), after.get(key))) for key in dict.fromkeys([*before, *after])]
 
 
-Decided = Mapping[str, tuple[str, Layout | OpSpec]]
-"""Name -> (operator, what was decided)."""
+Decisions = Mapping[str, tuple[str, Layout | OpSpec]]
+"""Name -> (operator, decision)."""
 
 
-def _parameters(plan: PlanData) -> Decided:
+def _parameters(plan: PlanData) -> Decisions:
     return {name: ("parameter", layout) for name, layout in plan.parameter_layouts().items()}
 
 
-def _layouts(before: Decided, after: Decided) -> tuple[LayoutChange, ...]:
+def _layouts(before: Decisions, after: Decisions) -> tuple[LayoutChange, ...]:
     changed = [(name, a, b) for name, (a, b) in _pairs(before, after) if a != b]
     return tuple(LayoutChange(name, (a or b)[0], a and str(a[1]), b and str(b[1])) for name, a, b in changed)
 
@@ -248,7 +248,7 @@ def _compute(before: Mapping[str, PlannedNode], after: Mapping[str, PlannedNode]
 def _moves(before: PlanData, after: PlanData) -> tuple[Move, ...]:
     sides: list[dict[tuple[str, Layout, Layout, int], Redistribution]] = [{}, {}]
     for side, plan in zip(sides, (before, after), strict=True):
-        for r in plan.redistributions:  # one that the backward does again is another
+        for r in plan.redistributions:  # a repetition in the backward counts separately
             side[r.value, r.source, r.target, int((r.value, r.source, r.target, 0) in side)] = r
     found = []
     for (value, source, target, _), (a, b) in _pairs(*sides):
@@ -280,7 +280,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def _table(rows: Sequence[tuple[str, tuple[str, ...]]], headers: Sequence[str], grouped: bool = True) -> str:
-    """Rows (name, facts); those alike but for the numbers in their names share a line that counts them."""
+    """Rows (name, facts); equal rows whose names differ only in numbers share a line with their count."""
     if not rows:
         return ""
     alike: dict[Hashable, list[tuple[str, tuple[str, ...]]]] = {}
@@ -296,7 +296,7 @@ def _table(rows: Sequence[tuple[str, tuple[str, ...]]], headers: Sequence[str], 
 
 
 def _cost(value: float | None, unit: str) -> str:
-    return "-" if value is None else amount(value, unit)
+    return "-" if value is None else cost_text(value, unit)
 
 
 def _sent(change: TrafficChange) -> str:
@@ -304,13 +304,13 @@ def _sent(change: TrafficChange) -> str:
 
 
 def signed(value: float, unit: str) -> str:
-    """A difference with its sign: ``+4.484 ms``; ``0`` where there is none."""
-    return "0" if abs(value) <= NOTHING else f"{'+' if value > 0 else '-'}{amount(abs(value), unit)}"
+    """A difference with its sign: ``+4.484 ms``; ``0`` if there is none."""
+    return "0" if abs(value) <= ROUNDING else f"{'+' if value > 0 else '-'}{cost_text(abs(value), unit)}"
 
 
 def _change(before: float, after: float, unit: str) -> str:
-    """The difference, and as a part of what was, or as a multiple of it."""
-    if abs(after - before) <= NOTHING or not before:
+    """The difference, with its ratio to ``before``."""
+    if abs(after - before) <= ROUNDING or not before:
         return signed(after - before, unit)
     share = f" ({(after - before) / before:+.1%})" if abs(after) < 10 * abs(before) else f" ({after / before:.0f} times)"
     return signed(after - before, unit) + ("" if share[2:] == "0.0%)" else share)

@@ -1,4 +1,4 @@
-"""What a user asks of a plan beside pins and a memory limit: small values, as many as needed, in one list.
+"""Constraints that a user may put on a plan, besides pins and a memory limit: small values in one list.
 
     constraints=[
         fxshard.Pin("layers.*.mlp", "S(0)R"),
@@ -7,7 +7,7 @@
         fxshard.Communication("dp", at_most=2**30),
     ]
 
-A name is that of a parameter, buffer, input, output, submodule (what it returns) or graph node, or a glob of them.
+A name is that of a parameter, buffer, input, output, submodule (what it returns) or graph node, or a glob over them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fxshard.sizes import read_size
 
 @dataclass(frozen=True)
 class Pin:
-    """What ``name`` means has this layout; axes left free with None, or ``*`` in a text, may have any."""
+    """Fixes the layout of whatever ``name`` matches; axes given as None, or ``*`` in a text, stay free."""
 
     name: str
     layout: Any
@@ -39,9 +39,9 @@ class Pin:
 
 @dataclass(frozen=True)
 class Forbid:
-    """What ``name`` means has not this layout; with ``axis``, ``layout`` is one placement, which it has not on that axis.
+    """Forbids a layout for whatever ``name`` matches; with ``axis``, ``layout`` is one placement, forbidden on that axis.
 
-    Of what has several results none has it.
+    If a match has several results, it is forbidden for all of them.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Forbid:
 
 @dataclass(frozen=True, init=False)
 class Equal:
-    """All that these names mean has one layout."""
+    """Everything that these names match has the same layout."""
 
     names: tuple[str, ...]
 
@@ -72,7 +72,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class Communication:
-    """All collectives of the plan on ``axis`` together send at most so many bytes (``2**30``, ``"1GB"``) per rank in one step."""
+    """Limits the bytes (``2**30``, ``"1GB"``) that all collectives of the plan on ``axis`` together send per rank and step."""
 
     axis: str
     at_most: float
@@ -87,12 +87,12 @@ class Communication:
 
 Constraint = Pin | Equal | Forbid | Communication
 OBJECTIVES = ("time", "communication")
-"""What a plan may be cheapest in: microseconds of a step, or bytes sent per rank."""
+"""What a plan may minimise: microseconds of a step, or bytes sent per rank."""
 KINDS = (Pin, Equal, Forbid, Communication)
 
 
 def names_in(constraint: Constraint) -> tuple[str, ...]:
-    """The names of tensors in it."""
+    """The names of tensors in a constraint."""
     if isinstance(constraint, Communication):
         return ()
     return constraint.names if isinstance(constraint, Equal) else (constraint.name,)
@@ -112,7 +112,7 @@ def check_constraints(given: Any) -> tuple[Constraint, ...]:
 
 
 def shown(layout: Any) -> str:
-    """A layout as the user wrote it."""
+    """A layout in the user's notation."""
     if isinstance(layout, Mapping):
         return "{" + ", ".join(f"{k}: {shown([v])}" for k, v in layout.items()) + "}"
     if isinstance(layout, str):

@@ -1,4 +1,4 @@
-"""What ``plan.explain`` answers: a value's layout, who reads it how, and what other layouts of it would cost."""
+"""The answer of ``plan.explain``: a value's layout, its readers, and the cost of other layouts for it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from fxshard.layout.layouts import Layout
 from fxshard.plans.comparison import Comparison, signed
 from fxshard.plans.plan_data import PlanData
-from fxshard.plans.plan_text import amount, time_text
+from fxshard.plans.plan_text import cost_text, time_text
 from fxshard.text_table import fitted, in_short
 
 BETTER = 1e-6
-"""Relative difference from which on an answer is said to cost less than the plan."""
+"""Relative difference from which an answer counts as cheaper than the plan."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Someone who reads the value: in which layout, what bringing it there costs (once for all who read it so), the user's line."""
+    """A reader of the value: its layout, the cost of redistributing to it (paid once for all readers of that layout), source line."""
 
     node: str
     what: str
@@ -29,8 +29,8 @@ class Reading:
 class Choice:
     """A layout that the value might have.
 
-    ``total``: the cheapest plan's objective with it, proven to be at least ``lower_bound``; None where there is no such plan, which
-    ``reason`` says. ``plan``: that plan; ``where``: how it differs from the plan that was asked.
+    ``total``: the objective of the cheapest plan with it, proven to be at least ``lower_bound``; None if there is no such plan, and then
+    ``reason`` says why. ``plan``: that plan; ``where``: how it differs from the plan that was asked.
     """
 
     layout: str
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Explanation:
-    """``choices``: those that were looked at, the cheapest first, impossible ones last. Costs are in ``unit``."""
+    """``choices``: the layouts that were tried, the cheapest first, impossible ones last. Costs are in ``unit``."""
 
     name: str
     node: str
@@ -66,12 +66,12 @@ class Explanation:
     choices: tuple[Choice, ...]
 
     def difference(self, choice: Choice) -> float | None:
-        """What a choice costs more than the plan."""
+        """How much a choice costs above the plan."""
         return None if choice.total is None else choice.total - self.total
 
     def __str__(self) -> str:
         own = f"{self.name} ({self.op})" if self.name == self.node else f"{self.name} ({self.op}, node {self.node})"
-        head = f"{own}: {self.layout}, in a plan of {amount(self.total, self.unit)}"
+        head = f"{own}: {self.layout}, in a plan of {cost_text(self.total, self.unit)}"
         if self.compute:
             head += f"; computing it takes {time_text(self.compute)}"
         parts = [f"{head}\n{in_short(self.line)}" if self.line else head, self._readers(), self._choices(), self._better()]
@@ -81,7 +81,7 @@ class Explanation:
 
     def _readers(self) -> str:
         rows = [
-            (r.node, r.what, str(r.layout), amount(r.cost, self.unit) if r.layout != self.layout else "as it is", r.line)
+            (r.node, r.what, str(r.layout), cost_text(r.cost, self.unit) if r.layout != self.layout else "as it is", r.line)
             for r in self.readings
         ]
         return fitted(rows, ("read by", "which is", "as", "bringing it", "line"), same=False) if rows else "read by none"
@@ -93,10 +93,10 @@ class Explanation:
             if choice.total is None or more is None or choice.gap is None:
                 rows.append((choice.layout, "-", "-", "-", choice.reason))
                 continue
-            proof = "cut" if choice.cut and choice.gap > 1e-6 else ""
+            proof_text = "cut" if choice.cut and choice.gap > 1e-6 else ""
             where = "the plan's own" if choice.chosen else self._where(choice)
-            total, more_text = amount(choice.total, self.unit), signed(more, self.unit)
-            rows.append((choice.layout, total, more_text, f"{choice.gap:.3%} {proof}".strip(), where))
+            total, more_text = cost_text(choice.total, self.unit), signed(more, self.unit)
+            rows.append((choice.layout, total, more_text, f"{choice.gap:.3%} {proof_text}".strip(), where))
         return fitted(rows, ("layout", "total", "difference", "gap", "where"), same=False)
 
     def _where(self, choice: Choice) -> str:
@@ -105,17 +105,17 @@ class Explanation:
         return choice.where.brief(self._near(choice)) or "other layouts that cost the same"
 
     def _near(self, choice: Choice) -> set[str]:
-        """Names of the value, its gradient and those who read it."""
+        """Names of the value, its gradient and its readers."""
         ends = choice.plan.outputs if choice.plan is not None else ()
         return {self.name, self.node, *(r.node for r in self.readings), *(end.node for end in ends if end.name == self.name)}
 
     def _better(self) -> str:
-        """A search that was cut may have missed what the search for an answer finds."""
+        """If the plan's search was cut short, the search for an answer may find a better plan."""
         totals = {k: c.total for k, c in enumerate(self.choices) if c.total is not None and c.total < self.total * (1 - BETTER)}
         if not totals:
             return ""
         best = min(totals, key=totals.__getitem__)
-        least = amount(totals[best], self.unit)
+        least = cost_text(totals[best], self.unit)
         return (
             f"{self.choices[best].layout} costs less than the plan that was asked, whose search was cut by its time or work limit:\n"
             f"a longer time_limit can find one of {least} or less; choices[{best}].plan of this answer is one."

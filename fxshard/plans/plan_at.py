@@ -1,4 +1,4 @@
-"""What a plan for dynamic dims costs at other sizes than its example's, beside the best plan there."""
+"""The cost of a plan for dynamic dims at other sizes than its example's, compared with the best plan there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fxshard.sizes import size_text
 class PlanAt:
     """A plan at given ``sizes``, by name.
 
-    ``objective``: its cost there, in ``unit``; ``lower_bound``: what every plan costs there at least; ``best``: the best one found.
-    ``memory``: bytes per device when most is in use; ``memory_limit``: that of the plan. ``cut``: whether the search ended early.
+    ``objective``: its cost there, in ``unit``; ``lower_bound``: a bound on the cost of every plan there; ``best``: the best cost found.
+    ``memory``: peak bytes per device; ``memory_limit``: the plan's. ``cut``: whether the search ended early.
     """
 
     sizes: Mapping[str, int]
@@ -27,12 +27,12 @@ class PlanAt:
 
     @property
     def regret(self) -> float:
-        """How much more it costs than the best plan there does at least, relative: 0 where it is proven to be the best."""
+        """The plan's cost relative to the lower bound, minus 1: 0 if it is proven to be the best there."""
         return self.objective / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
 
     @property
     def within_limit(self) -> bool:
-        """Whether it keeps to the plan's limit on memory there."""
+        """Whether it keeps the plan's memory limit there."""
         return self.memory_limit is None or self.memory <= self.memory_limit
 
     def __str__(self) -> str:

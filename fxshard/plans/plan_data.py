@@ -1,7 +1,7 @@
-"""A plan as data: one OpSpec per node and the redistributions between them. What it says of itself stands here; what needs its JSON, its
-text or the process that planned is in sharding_plan.py.
+"""A plan as data: one OpSpec per node and the redistributions between them. What can be derived from these is here; what needs JSON, text
+or the process that planned is in sharding_plan.py.
 
-Everything before the plan only decides, everything after it only obeys: lowering emits the steps that stand here.
+Everything before the plan only decides, everything after it only obeys: lowering emits exactly these steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT_VERSION = 4
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One way to run a node: the layouts in which it reads its operands (in order of occurrence) and those of its outputs."""
+    """One way to run a node: the layouts of its operands (in order of occurrence) and of its outputs."""
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
@@ -33,7 +33,7 @@ class OpSpec:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node's decision. ``shapes`` and ``dtypes`` are global, one an output; ``compute`` is its estimated time in microseconds."""
+    """A node's decision. ``shapes`` and ``dtypes`` are global, one per output; ``compute`` is its estimated time in microseconds."""
 
     name: str
     op: str
@@ -45,12 +45,12 @@ class PlannedNode:
 
 @dataclass(frozen=True)
 class Redistribution:
-    """A value moved from the layout it has to one that some readers need; ``readers`` are (node, operand index).
+    """A value redistributed from ``source`` to a layout that some readers need; ``readers`` are (node, operand index).
 
-    ``value`` is the graph node that holds the tensor (a getitem where the producer has several outputs); ``cost`` is in
-    the plan's objective; ``hidden``: microseconds beyond it that are assumed to pass beside compute. A ``source`` that the producer
-    does not give is the target of another redistribution of the value, which is kept for the backward. ``ahead``: only the backward
-    reads it, but it is made when the forward first reads the value, to be kept.
+    ``value``: the graph node that holds the tensor (a getitem if the producer has several outputs). ``cost``: its share of the objective.
+    ``hidden``: further microseconds assumed to overlap with compute. If the producer's layout is not ``source``, another redistribution of
+    the value has ``source`` as its target: the copy saved for the backward. ``ahead``: only the backward reads the result, but it is made
+    when the forward first reads the value, and saved.
     """
 
     value: str
@@ -67,7 +67,7 @@ class Redistribution:
 
 @dataclass(frozen=True)
 class PlannedCollective:
-    """A collective that was decided: ``bytes`` is what each rank sends (ring form), ``buffer`` the shape that each rank hands in."""
+    """A planned collective: ``bytes`` is what each rank sends (ring algorithm), ``buffer`` the shape of each rank's input."""
 
     kind: str
     axis: str
@@ -90,7 +90,7 @@ class PlannedCollective:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How good the plan is proven to be; ``unit`` is microseconds or bytes."""
+    """The proven quality of the plan; ``unit`` is microseconds or bytes."""
 
     unit: str
     objective: float
@@ -104,7 +104,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class PlanEnd:
-    """An end of the graph: ``kind`` as in the planning graph (parameter, input, ..., output, gradient), the user's name, its node."""
+    """An input or output of the graph: ``kind`` as in the planning graph (parameter, input, ..., output, gradient), user's name, node."""
 
     kind: str
     name: str
@@ -115,20 +115,20 @@ AGAIN = "_again"
 
 
 def again(node: str) -> str:
-    """The name under which a node is planned that runs again in the backward."""
+    """The planned name of a node's second run, in the backward."""
     return node + AGAIN
 
 
 NO_RULE = "no rule for"
-"""How the reason begins where a rule would help."""
+"""Beginning of the reason of a fallback that a rule would avoid."""
 WRITTEN_OUT = "written out:"
-"""How it begins where an operator runs as several."""
+"""Beginning of the reason of an operator that runs as several others."""
 Fallbacks = tuple[tuple[str, str], ...]
-"""(node, reason) of nodes that are replicated whatever is chosen, or that stand for an operator which is not run as one."""
+"""(node, reason) of nodes that are always replicated, or that belong to an operator which runs as several."""
 
 
 def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
-    """Those that a rule would help, those that it would not, and those that are not replicated, each under its heading, if any."""
+    """Fallbacks by heading, without empty groups: those that a rule would avoid, others that are replicated, and those written out."""
     lacking = tuple(f for f in fallbacks if f[1].startswith(NO_RULE))
     written = tuple(f for f in fallbacks if f[1].startswith(WRITTEN_OUT))
     others = tuple(f for f in fallbacks if f not in lacking and f not in written)
@@ -140,15 +140,15 @@ def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
 class PlanData:
     """A plan for one graph on one mesh.
 
-    ``memory``: bytes per device when most is in use, by kind, at ``memory_sizes`` of its dynamic dims; ``example_sizes``: those of which
-    the objective is the mean, none where it is that of the example, whose shapes all entries have; ``fallbacks``: (node, reason) of nodes
-    that are replicated whatever is chosen, or run in place of another operator;
-    ``partial``: True when ``nodes`` covers only some nodes, which makes the plan a set of pins;
-    ``recomputed``: blocks of the model whose activations are not kept for the backward -> the nodes that run again there, planned
-    under the names that ``again`` gives.
+    ``memory``: bytes per device at the peak, by kind, at ``memory_sizes`` of its dynamic dims: the largest sizes
+    under a ``memory_limit``, else the example's. ``example_sizes``: the weighted sizes of
+    which the objective is the mean; empty if it is the example's, whose shapes all entries have. ``fallbacks``: (node, reason) of nodes
+    that are always replicated or run in place of another operator. ``partial``: True if ``nodes`` covers only some nodes, which makes the
+    plan a set of pins. ``recomputed``: blocks of the model whose activations are not saved for the backward -> the nodes that run again
+    there, under the names that ``again`` gives.
 
-    Where the graph came from is no part of the decision, neither of equality nor of ``hash``: ``lines`` gives the user's source line
-    of a node, ``picked`` (node, output) of a value that is one of several results and is moved.
+    Provenance counts neither for equality nor for ``hash``: ``lines`` gives the user's source line of a node, ``picked`` the (node, output)
+    of a redistributed value that is one of several results.
     """
 
     mesh: Mesh
@@ -187,8 +187,8 @@ class PlanData:
 
     @cached_property
     def hidden(self) -> Mapping[str, float]:
-        """Microseconds that the objective leaves out, assuming that they pass beside compute: ``gathers`` of parameters, ``reductions``
-        of their gradients; what is not there is left out."""
+        """Microseconds that the objective omits, assuming overlap with compute: ``gathers`` of parameters, ``reductions`` of gradients;
+        zeros are omitted."""
         found: dict[str, list[float]] = {"gathers": [], "reductions": []}
         for entry in self.redistributions:
             reduces = any(step.kind in ("all_reduce", "reduce_scatter") for step in entry.steps)
@@ -196,12 +196,12 @@ class PlanData:
         return {kind: time for kind, times in found.items() if (time := math.fsum(times))}
 
     def called(self, node: str) -> str:
-        """The user's name of a parameter, buffer or input; a node's own."""
+        """The user's name of a parameter, buffer or input; else the node's name."""
         return self._names.get(node, node)
 
     @cached_property
     def kinds(self) -> Mapping[str, str]:
-        """What the inputs are (parameter, buffer, input, ...), by node."""
+        """The kinds of the inputs (parameter, buffer, input, ...), by node."""
         return {end.node: end.kind for end in self.inputs}
 
     @cached_property
@@ -210,7 +210,7 @@ class PlanData:
 
     @cached_property
     def collectives(self) -> tuple[PlannedCollective, ...]:
-        """What was decided to be communicated, in the order of the plan."""
+        """The planned collectives, in the order of the plan."""
         return tuple(
             _planned(self.mesh, entry, index, number, layout, step)
             for index, entry in enumerate(self.redistributions)
@@ -219,11 +219,11 @@ class PlanData:
         )
 
     def layout_of(self, name: str) -> Layout:
-        """Layout of a parameter, buffer or input by the user's name, or of a node's first output; raises PlanError for another name."""
+        """Layout of a parameter, buffer or input by the user's name, or of a node's first output; raises PlanError for an unknown name."""
         return self.specs[self.node_of(name)].outputs[0]
 
     def node_of(self, name: str) -> str:
-        """The node behind the user's name of a parameter, buffer or input; the name itself of a node. Raises PlanError for another."""
+        """The node of a parameter, buffer or input by the user's name, or the node of that name. Raises PlanError for an unknown name."""
         node = next((end.node for end in self.inputs if end.name == name), name)
         if node not in self.specs:
             hint = closest(name, [*(end.name for end in self.inputs), *self.specs])
@@ -252,10 +252,10 @@ def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout:
 
 
 def buffer_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-    """Shape of the tensor that a rank hands to the collective: ceil sizes, peers' blocks stacked on dim 0.
+    """Shape of a rank's input to the collective: ceil sizes, the blocks for peers stacked on dim 0.
 
-    all_reduce: the local shape. all_gather: the local shape with the gathered dim moved to the front.
-    reduce_scatter: n blocks of the result's shape, stacked with the scattered dim in front. all_to_all: (n, *block).
+    all_reduce: the local shape. all_gather: the local shape with the gathered dim moved to the front. reduce_scatter: n blocks of the
+    result's shape, stacked with the scattered dim in front. all_to_all: (n, *block).
     """
     n = mesh.shape[step.axis]
     before = ceil_shape(shape, layout, mesh.shape)

@@ -1,7 +1,7 @@
-"""A PlanData as JSON: one line a node, one line a redistribution, so that two plans can be compared by ``diff``.
+"""A PlanData as JSON: one line per node and per redistribution, so that ``diff`` can compare two plans.
 
-Reading is strict: whatever a plan could not have been written with is a FileError that says where it stands. In a plan
-with ``"partial": true``, written by hand, most fields may be left out.
+Reading is strict: anything that could not have been written is a FileError that says where it is. In a plan with ``"partial": true``,
+written by hand, most fields may be left out.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ BY_HAND = (
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
 OTHERS = "other axes cut the same dim, or what is pending there would be reduced in another order"
 ROUNDING = 1e-9
-"""Relative difference between sums of the same costs that counts as none."""
+"""Two sums of the same costs count as equal up to this relative difference."""
 
 Plan = TypeVar("Plan", bound=PlanData)
 
 
 def save(plan: PlanData, path: str | Path, sealed: bool = False) -> None:
-    """Writes ``plan`` to ``path``, atomically; raises FileError when the place cannot be written.
+    """Writes ``plan`` to ``path`` atomically; raises FileError if the path cannot be written.
 
-    ``sealed``: with a digest of what is written, so that a change of the file is noticed when it is read.
+    ``sealed``: adds a digest of the content, so that reading detects changes to the file.
     """
     text = dumps(plan)
     if sealed:
@@ -57,9 +57,9 @@ def save(plan: PlanData, path: str | Path, sealed: bool = False) -> None:
 
 
 def dumps(plan: PlanData, sources: bool = True) -> str:
-    """The plan as JSON text; equal plans give equal texts. Raises PlanError when a number in it is not finite.
+    """The plan as JSON text; equal plans give equal texts. Raises PlanError if a number in it is not finite.
 
-    ``sources``: whether to say where in the user's code the nodes are from, which the decision does not depend on.
+    ``sources``: whether to include the nodes' source lines, which are not part of the decision.
     """
     fields: dict[str, Any] = {
         "format": FORMAT,
@@ -92,7 +92,7 @@ def _digest(text: str) -> str:
 
 
 def write_mesh(mesh: Mesh) -> dict[str, Any]:
-    """Axes as pairs, in order; the hardware by name when it is a preset, by its numbers otherwise."""
+    """Axes as pairs, in order; the hardware by name if it is a preset, else by its numbers."""
     axes = [[name, size] for name, size in zip(mesh.axis_names, mesh.shape, strict=True)]
     h = mesh.hardware
     return {"axes": axes, "hardware": h.name if HARDWARE.get(h.name) == h else write_hardware(h)}
@@ -138,7 +138,7 @@ def _write_step(step: Step, mesh: Mesh) -> dict[str, str]:
 
 
 def _write_sources(plan: PlanData) -> dict[str, Any]:
-    """Source lines with the nodes that each stands for, and results that are one of several."""
+    """Source lines with their nodes, and redistributed values that are one of several results."""
     nodes: dict[str, list[str]] = {}
     for node, line in plan.lines.items():
         nodes.setdefault(line, []).append(node)
@@ -149,14 +149,15 @@ def _write_sources(plan: PlanData) -> dict[str, Any]:
 
 
 def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
-    """Reads a plan as a ``make``; raises FileError that names the file, the field, what is wrong and what to do.
+    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy.
 
-    ``sealed``: it must have a digest."""
+    ``sealed``: require a digest.
+    """
     return loads(make, read_bytes(path), str(path), sealed)
 
 
 def loads(make: type[Plan], text: str | bytes, where: str, sealed: bool = False) -> Plan:
-    """Reads a plan from JSON text as a ``make``; ``where`` names it in errors."""
+    """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
     version, partial = _read_head(root)
     fields = root.known(_NAMES)
@@ -206,8 +207,8 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines", "digest")
 READABLE = range(1, FORMAT_VERSION + 1)
-"""Version 1 does not say where in the user's code nodes are from; 1 and 2 name kinds of memory otherwise (``FORMER_KINDS``), and know
-nothing of what is hidden, computed again or made ahead. Whoever adds a field that changes what a plan means raises the version."""
+"""Version 1 has no source lines; versions 1 and 2 have other names for kinds of memory (``FORMER_KINDS``), and no information about hidden
+communication, recomputation or copies made ahead. A new field that changes the meaning of a plan requires a new version."""
 
 FORMER_KINDS = {
     "parameters": "parameter",
@@ -269,7 +270,7 @@ def _read_certificate(field: Field) -> Certificate:
 
 
 def _figure(field: Field) -> float:
-    """A time, a latency, a number of bytes."""
+    """A time, a latency or a number of bytes."""
     return field.number(0.0)
 
 
@@ -325,7 +326,7 @@ def _itemsize(field: Field) -> int:
 
 
 def read_layout(field: Field, mesh: Mesh, shape: tuple[int, ...] | None = None) -> Layout:
-    """A layout in notation with one placement per axis of ``mesh``, whose dims fit ``shape`` where it is known."""
+    """A layout in notation, with one placement per axis of ``mesh``, whose dims fit ``shape`` if it is known."""
     text = field.text()
     try:
         layout = Layout.parse(text)
@@ -339,7 +340,7 @@ def read_layout(field: Field, mesh: Mesh, shape: tuple[int, ...] | None = None) 
 
 
 def _read_operand(field: Field, mesh: Mesh) -> Layout:
-    """A layout of an operand, whose shape a node's line does not know: its dims count from the front."""
+    """A layout of an operand; its shape is unknown here, so dims must count from the front."""
     layout = read_layout(field, mesh)
     if any(isinstance(p, Shard) and p.dim < 0 for p in layout):
         raise field.fail(f"layout {layout} of an operand counts dims from the end", "count them from 0")
@@ -357,7 +358,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
     outputs = field.get("outputs", Field.items)
     if len(shapes) != len(dtypes) or len(shapes) > len(outputs):
         raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not go together", FIX)
-    # Outputs that are not tensors have no shape; then it is not known here which of them those are.
+    # Outputs that are not tensors have no shape; shapes can then not be matched with outputs.
     known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
     spec = OpSpec(
         get("inputs", lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)), ()),
@@ -391,7 +392,7 @@ def _read_reader(field: Field) -> tuple[str, int]:
 
 
 def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Step, ...]:
-    """Steps that each start where the one before ended, and lead from ``source`` to ``target``."""
+    """Steps that each start where the previous one ended, and lead from ``source`` to ``target``."""
     layout, steps = source, []
     for one in field.items():
         step = _read_step(one, shape, mesh)
@@ -431,7 +432,7 @@ def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
 
 
 def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
-    """Nodes stand once; whoever reads a redistribution, and whatever is an input, is one of them."""
+    """Node names are unique; readers of redistributions and inputs name existing nodes."""
     operands: dict[str, int] = {}
     for number, node in enumerate(plan.nodes):
         if node.name in operands:
@@ -455,7 +456,7 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
 
 
 def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
-    """Whether a value may be a parameter, or a parameter's gradient, perhaps in another form: what else is known takes the graph."""
+    """Whether a value may be a parameter, or a parameter's gradient, possibly reshaped or cast; an exact answer would need the graph."""
     node = plan.picked.get(entry.value, (entry.value, 0))[0]
     if node in plan.kinds:
         return plan.kinds[node] == "parameter"
@@ -466,7 +467,7 @@ def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
 
 
 def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
-    """What was written with a digest is as it was written."""
+    """Raises FileError if the content does not match its digest."""
     found = root.get("digest", Field.text, "")
     if (found or sealed) and found != _digest(dumps(plan)):
         what = "the file is not as it was written: its digest is another" if found else "the file has no digest"
@@ -474,8 +475,8 @@ def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
 
 
 def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:
-    """The objective is what the entries cost together; where that is bytes, a redistribution costs those that its steps send, of several
-    sizes in the mean."""
+    """The objective is the sum of the entries' costs. If the unit is bytes, a redistribution costs the bytes of its steps, except with
+    several sizes."""
     if plan.partial:
         return
     for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" and not plan.example_sizes else ()):

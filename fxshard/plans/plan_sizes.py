@@ -1,4 +1,4 @@
-"""The sizes of dynamic dims that a plan names, in its file and in words: where it is priced, and where its memory counts."""
+"""The sizes of dynamic dims in a plan, in its file and in words: the priced sizes, and those that its memory refers to."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fxshard.shapes import WeightedSizes, sizes_named
 
 FIX = "correct this field, or make the plan again"
 WHOLE = 1e-9
-"""By how much the weights' sum may differ from 1."""
+"""Relative tolerance for the sum of the weights, which must be 1."""
 
 
 def write_sizes(plan: PlanData) -> dict[str, Any]:
-    """The fields of a plan's file that speak of sizes; none where all are static."""
+    """The fields of a plan's file about sizes; none if all are static."""
     found: dict[str, Any] = {}
     if plan.memory_sizes:
         found["memory_sizes"] = {name: int(size) for name, size in plan.memory_sizes.items()}
@@ -28,12 +28,12 @@ def write_sizes(plan: PlanData) -> dict[str, Any]:
 
 
 def read_sizes(field: Field) -> dict[str, int]:
-    """Sizes by name; raises FileError for one below 1."""
+    """Sizes by name; raises FileError for a size below 1."""
     return {name: one.whole(1) for name, one in field.entries().items()}
 
 
 def read_example_sizes(field: Field) -> tuple[WeightedSizes, ...]:
-    """Sizes with weights that add up to 1; raises FileError for others."""
+    """Sizes with weights; raises FileError unless the weights add up to 1."""
     found = field.tuple_of(_read_weighted)
     if found and not math.isclose(math.fsum(one.weight for one in found), 1.0, rel_tol=WHOLE):
         raise field.fail("the weights do not add up to 1", FIX)
@@ -46,7 +46,7 @@ def _read_weighted(field: Field) -> WeightedSizes:
 
 
 def mean_text(plan: PlanData) -> str:
-    """Of which sizes the objective is the mean, in words: ``the mean of 0.7 at batch=8 and 0.3 at batch=64``; empty where it is of none."""
+    """The sizes of which the objective is the mean, in words: ``the mean of 0.7 at batch=8 and 0.3 at batch=64``; empty without them."""
     if len(plan.example_sizes) == 1:
         return f"at {sizes_named(plan.example_sizes[0].sizes)}"
     some = [str(one) for one in plan.example_sizes]
@@ -54,5 +54,5 @@ def mean_text(plan: PlanData) -> str:
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """``, at batch=512``; empty where nothing is dynamic."""
+    """``, at batch=512``; empty without dynamic dims."""
     return f", at {sizes_named(sizes)}" if sizes else ""

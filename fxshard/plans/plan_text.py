@@ -1,4 +1,4 @@
-"""A PlanData as people read it: what it costs, what it holds, what is done twice, then every node and every collective."""
+"""A plan as text: cost, memory, repeated work, then every node and every collective."""
 
 from __future__ import annotations
 
@@ -12,89 +12,88 @@ from fxshard.plans.plan_sizes import mean_text, sizes_text
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled, listed
 
-TOLD = 160
-"""Characters of names that a line lists, which then goes on in the next."""
+NAMES_WIDTH = 160
+"""Maximum characters of a list of names."""
 
-APART = 4
-"""Layouts of a node that are written one by one; of more, those alike in a row are counted."""
+MAX_LAYOUTS = 4
+"""Up to this many layouts of a node are written one by one; in longer lists, runs of equal ones are counted."""
 
 
 def plan_text(plan: PlanData) -> str:
-    """What ``print(plan)`` shows; ``fxshard.inspect.nodes_table`` and ``collectives_table`` have it all in full."""
+    """The text of ``print(plan)``; ``fxshard.inspect.nodes_table`` and ``collectives_table`` show everything in full."""
     purpose = "forward and backward" if plan.train else "forward"
     first = f"plan for {plan.mesh} ({plan.mesh.hardware.name}), {purpose}, {count_text(len(plan.nodes), 'node')}"
-    parts = [f"{first}\n{labelled(told(plan))}"]
+    parts = [f"{first}\n{labelled(summary_rows(plan))}"]
     parts.append(fitted([_node(plan, n) for n in plan.nodes], ("node", "operator", "reads", "gives")))
     parts.append(_collectives(plan))
     parts += [fitted(found, (heading, "reason"), same=False) for heading, found in by_cause(plan.fallbacks).items()]
     return "\n\n".join(parts)
 
 
-def told(plan: PlanData) -> list[tuple[str, str]]:
-    """(label, text): cost and proof, at which sizes, memory against its limit, what is hidden, done twice, computed again."""
-    rows = [("objective", proof(plan))]
+def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
+    """(label, text): cost and proof, priced sizes, memory and its limit, hidden communication, repeated gathers, recomputed blocks."""
+    rows = [("objective", proof_text(plan))]
     rows += [("priced", mean_text(plan))] if plan.example_sizes else []
     if plan.memory or plan.memory_limit is not None:
-        rows.append(("memory", memory(plan)))
-    rows += [("beside compute", assumption(plan))] if plan.hidden else []
-    for label, names in twice(plan).items():
-        rows.append((label, f"{listed(numbered(names), TOLD)}, again in the backward"))
-    return rows + ([("computed again", repeated(plan))] if plan.recomputed else [])
+        rows.append(("memory", memory_text(plan)))
+    rows += [("beside compute", hidden_text(plan))] if plan.hidden else []
+    for label, names in redistributed_twice(plan).items():
+        rows.append((label, f"{listed(merged_names(names), NAMES_WIDTH)}, again in the backward"))
+    return rows + ([("computed again", recomputed_text(plan))] if plan.recomputed else [])
 
 
-def done_before(plan: PlanData) -> dict[int, int]:
-    """Redistribution -> an earlier one that brings the same value into the same layout; both by their index. A value that is computed
-    again is the same."""
+def earlier_redistribution(plan: PlanData) -> dict[int, int]:
+    """Index of a redistribution -> that of an earlier one of the same value, or its first run, to the same layout."""
     first: dict[tuple[str, Layout], int] = {}
     keys = [(entry.value.removesuffix(AGAIN), entry.target) for entry in plan.redistributions]
     return {k: first[key] for k, key in enumerate(keys) if first.setdefault(key, k) != k}
 
 
-def twice(plan: PlanData) -> dict[str, list[str]]:
-    """What is brought into a layout, dropped, and brought there again for the backward, by how it is brought there."""
+def redistributed_twice(plan: PlanData) -> dict[str, list[str]]:
+    """Values that are redistributed, dropped, and redistributed again for the backward, by kind of redistribution."""
     found: dict[str, list[str]] = {}
-    for index in done_before(plan):
+    for index in earlier_redistribution(plan):
         entry = plan.redistributions[index]
         label = "gathered twice" if any(step.kind == "all_gather" for step in entry.steps) else "moved twice"
-        if not entry.value.endswith(AGAIN):  # said by the blocks that are computed again
+        if not entry.value.endswith(AGAIN):  # the recomputed blocks already say so
             found.setdefault(label, []).append(plan.called(entry.value))
     return {label: list(dict.fromkeys(names)) for label, names in found.items()}
 
 
-def proof(plan: PlanData) -> str:
-    """Objective, lower bound, gap; whether it was cut."""
+def proof_text(plan: PlanData) -> str:
+    """Objective, lower bound and gap, and whether the search was cut short."""
     if plan.partial:
         return "none: a partial plan is a set of pins"
     c = plan.certificate
     if not c.gap and not c.cut:
-        counted = "" if plan.memory_limit is None else ", of all plans within the limit"
-        return f"{amount(c.objective, c.unit)}, proven optimal (gap 0){counted}"
+        merged_names_with_counts = "" if plan.memory_limit is None else ", of all plans within the limit"
+        return f"{cost_text(c.objective, c.unit)}, proven optimal (gap 0){merged_names_with_counts}"
     cut = ", cut short by its time or work limit" if c.cut else ""
-    return f"{amount(c.objective, c.unit)}, lower bound {amount(c.lower_bound, c.unit)}, gap {c.gap:.3%}{cut}"
+    return f"{cost_text(c.objective, c.unit)}, lower bound {cost_text(c.lower_bound, c.unit)}, gap {c.gap:.3%}{cut}"
 
 
-def memory(plan: PlanData) -> str:
-    """The peak against the limit, then by kind, the largest first."""
+def memory_text(plan: PlanData) -> str:
+    """The peak against the limit, and by kind, the largest first."""
     limit = "" if plan.memory_limit is None else f" of {size_text(plan.memory_limit)}"
     kinds = ", ".join(f"{kind} {size_text(size)}" for kind, size in sorted(plan.memory.items(), key=lambda one: -one[1]) if size)
     at = f"{limit} a device at its peak{sizes_text(plan.memory_sizes)}"
     return f"{size_text(sum(plan.memory.values()))}{at}{f': {kinds}' if kinds else ''}"
 
 
-def assumption(plan: PlanData) -> str:
-    """What is assumed to be hidden, in words."""
+def hidden_text(plan: PlanData) -> str:
+    """The hidden communication, in words."""
     times = " and ".join(f"{time_text(time)} of {kind}" for kind, time in plan.hidden.items())
     return f"assumes {times} hidden behind compute"
 
 
-def repeated(plan: PlanData) -> str:
-    """The blocks that run again in the backward, in a line."""
+def recomputed_text(plan: PlanData) -> str:
+    """The recomputed blocks, in one line."""
     count = len(plan.recomputed)
-    return f"{count_text(count, 'block')}: {listed(numbered(plan.recomputed), TOLD)}"
+    return f"{count_text(count, 'block')}: {listed(merged_names(plan.recomputed), NAMES_WIDTH)}"
 
 
-def amount(value: float, unit: str) -> str:
-    """What costs are in: a time, or bytes that a rank sends."""
+def cost_text(value: float, unit: str) -> str:
+    """A cost as text: a time, or bytes that a rank sends."""
     return size_text(value) if unit == "bytes" else time_text(value)
 
 
@@ -106,13 +105,13 @@ def time_text(microseconds: float) -> str:
     return f"{microseconds:.4g} us" if abs(microseconds) >= 1e-6 else "0 us"
 
 
-def numbered(names: Iterable[str]) -> list[str]:
-    """``layers.0-2.wq`` for ``layers.0.wq``, ``layers.1.wq``, ``layers.2.wq``: names alike but for one number; others as they are."""
-    return [name for name, _ in counted(names)]
+def merged_names(names: Iterable[str]) -> list[str]:
+    """``layers.0-2.wq`` for ``layers.0.wq``, ``layers.1.wq``, ``layers.2.wq``: merges names that differ in one number."""
+    return [name for name, _ in merged_names_with_counts(names)]
 
 
-def counted(names: Iterable[str]) -> list[tuple[str, int]]:
-    """The same, and how many each stands for."""
+def merged_names_with_counts(names: Iterable[str]) -> list[tuple[str, int]]:
+    """The same, with the number of names that each stands for."""
     found: dict[tuple[str, str], list[int]] = {}
     for name in names:
         head, number, tail = _split(name)
@@ -122,7 +121,7 @@ def counted(names: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _split(name: str) -> tuple[str, int, str]:
-    """What stands before the first number of a dotted name, it, what follows; -1 where there is none."""
+    """(text before the first number of a dotted name, the number, text after it); -1 without a number."""
     parts = name.split(".")
     at = next((k for k, part in enumerate(parts) if part.isdecimal()), None)
     if at is None:
@@ -144,7 +143,7 @@ def _node(plan: PlanData, node: PlannedNode) -> tuple[str, str, str, str]:
 
 
 def _layouts(layouts: Sequence[Layout]) -> str:
-    if len(layouts) <= APART:
+    if len(layouts) <= MAX_LAYOUTS:
         return ", ".join(map(str, layouts))
     runs = [(text, len(list(run))) for text, run in itertools.groupby(map(str, layouts))]
     return ", ".join(f"{count} x {text}" if count > 1 else text for text, count in runs)
@@ -161,7 +160,7 @@ def _collectives(plan: PlanData) -> str:
 
 
 def readers(plan: PlanData, collective: PlannedCollective) -> str:
-    """Who reads it; of what is returned, as what."""
+    """The readers of a collective's value; for a returned value, the output's name."""
     names = sorted({n for n, _ in collective.readers if n != "output"})
     ends = [plan.outputs[k] for n, k in collective.readers if n == "output" and k < len(plan.outputs)]
     names += [end.name if end.kind == "output" else f"{end.kind} {end.name}" for end in ends]

@@ -1,4 +1,4 @@
-"""Why a plan communicates: ``plan.why_collective`` names the ends that disagree about a layout."""
+"""Why a plan communicates: ``plan.why_collective`` names the producer and readers that disagree about a layout."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, Redistribution
-from fxshard.plans.plan_text import TOLD, amount, done_before
+from fxshard.plans.plan_text import NAMES_WIDTH, cost_text, earlier_redistribution
 from fxshard.sizes import size_text
 from fxshard.text_table import fitted, listed
 
 ModuleOf = Callable[[str], str | None]
-"""The module that returns a node's value, by the node's name; None where none does or nobody knows."""
+"""The module that returns a node's value, by the node's name; None if there is none or it is unknown."""
 
 
 def _unknown(node: str) -> str | None:
@@ -21,8 +21,8 @@ def _unknown(node: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Place:
-    """An end of an edge: the node and what it is, the layout that it gives or reads, the user's source line ("" where not known)."""
+class EdgeEnd:
+    """An end of an edge: the node and its operator, the layout that it produces or reads, the user's source line ("" if unknown)."""
 
     node: str
     what: str
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Question:
-    """What ``explain`` would answer: by which ``name`` and ``layout`` (None: all) to ask, and what the answer is about."""
+    """A question for ``explain``: its ``name`` and ``layout`` (None: all), and what the answer is about."""
 
     name: str
     layout: str | None
@@ -47,16 +47,16 @@ class Question:
 
 @dataclass(frozen=True)
 class CollectiveReason:
-    """A collective and the two ends that it stands between.
+    """A collective and the two ends of its edge.
 
-    ``cost``: of its whole redistribution, which takes ``steps``, in ``unit``; ``name``: the user's for the value, where there is one;
-    ``repeats``: where the backward does again what was done before, in words; ``questions``: what to ask about it.
+    ``cost``: of its whole redistribution, with these ``steps``, in ``unit``; ``name``: the user's name of the value, if any; ``repeats``:
+    if the backward repeats something, a sentence about it; ``questions``: what to ask ``explain`` about it.
     """
 
     index: int
     collective: PlannedCollective
-    producer: Place
-    readers: tuple[Place, ...]
+    producer: EdgeEnd
+    readers: tuple[EdgeEnd, ...]
     steps: tuple[str, ...]
     cost: float
     unit: str
@@ -69,23 +69,23 @@ class CollectiveReason:
         return self.text()
 
     def text(self, shell: bool = False) -> str:
-        """``shell``: what to ask is a command, not a call."""
+        """``shell``: word the questions as commands instead of calls."""
         c = self.collective
         head = [f"collective {self.index}: {c.kind} on {c.axis}, {c.source} -> {c.target}, {size_text(c.bytes)} sent by each rank"]
         named = f" ({self.name})" if self.name not in ("", c.value) else ""
-        head.append(f"value {c.value}{named}, {' then '.join(self.steps)}: {amount(self.cost, self.unit)} together")
+        head.append(f"value {c.value}{named}, {' then '.join(self.steps)}: {cost_text(self.cost, self.unit)} together")
         head += [self.repeats] if self.repeats else []
         rows = [("gives", *_row(self.producer)), *(("reads", *_row(reader)) for reader in self.readers)]
         last = [self.remedy, *(question.text(shell) for question in self.questions)]
         return "\n\n".join(["\n".join(head), fitted(rows, ("", "layout", "node", "is", "line"), same=False), "\n".join(last)])
 
 
-def _row(place: Place) -> tuple[str, str, str, str]:
+def _row(place: EdgeEnd) -> tuple[str, str, str, str]:
     return str(place.layout), place.node, place.what, place.line
 
 
 def why_collective(plan: PlanData, index: int, module_of: ModuleOf = _unknown) -> CollectiveReason:
-    """The ends that collective ``index`` of ``plan.collectives`` stands between; raises PlanError where there is none of that number."""
+    """The producer and readers that collective ``index`` of ``plan.collectives`` serves; raises PlanError if there is no such index."""
     count = len(plan.collectives)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         many = f"has {count}, counted from 0" if count else "has none"
@@ -104,37 +104,42 @@ def why_collective(plan: PlanData, index: int, module_of: ModuleOf = _unknown) -
         unit=plan.certificate.unit,
         remedy=_remedy(entry, producer, readers),
         name=_user_name(plan, entry.value, module_of),
-        repeats=_repeats(plan, collective),
+        repeats=_repetition(plan, collective),
         questions=tuple(_questions(plan, entry, module_of)),
     )
 
 
-def _producer(plan: PlanData, entry: Redistribution) -> Place:
+def _producer(plan: PlanData, entry: Redistribution) -> EdgeEnd:
     node, _ = plan.picked.get(entry.value, (entry.value, 0))
-    return Place(plan.called(node), _what(plan, node, "one result of a node"), entry.source, _line(plan, entry.value) or _line(plan, node))
+    return EdgeEnd(
+        plan.called(node),
+        _operator_or_kind(plan, node, "one result of a node"),
+        entry.source,
+        _line(plan, entry.value) or _line(plan, node),
+    )
 
 
-def _reader(plan: PlanData, entry: Redistribution, node: str, operand: int) -> Place:
-    if _what(plan, node, "") != "output" or operand >= len(plan.outputs):
-        return Place(node, f"{_what(plan, node, 'a node')}, operand {operand}", entry.target, _line(plan, node))
+def _reader(plan: PlanData, entry: Redistribution, node: str, operand: int) -> EdgeEnd:
+    if _operator_or_kind(plan, node, "") != "output" or operand >= len(plan.outputs):
+        return EdgeEnd(node, f"{_operator_or_kind(plan, node, 'a node')}, operand {operand}", entry.target, _line(plan, node))
     end = plan.outputs[operand]
-    return Place(node, f"{end.kind} {end.name}", entry.target, "")
+    return EdgeEnd(node, f"{end.kind} {end.name}", entry.target, "")
 
 
 def _line(plan: PlanData, node: str) -> str:
-    """What runs again has the line of its first time."""
+    """A second run has the source line of the first."""
     return plan.lines.get(node) or plan.lines.get(node.removesuffix(AGAIN), "")
 
 
-def _what(plan: PlanData, node: str, otherwise: str) -> str:
-    """The operator, or for an input what it is."""
+def _operator_or_kind(plan: PlanData, node: str, otherwise: str) -> str:
+    """The operator, or the kind of an input."""
     return plan.kinds.get(node) or next((n.op for n in plan.nodes if n.name == node), otherwise)
 
 
-def _repeats(plan: PlanData, collective: PlannedCollective) -> str:
-    """That the same was done before, by which collective."""
+def _repetition(plan: PlanData, collective: PlannedCollective) -> str:
+    """A sentence if an earlier collective did the same."""
     entry = plan.redistributions[collective.entry]
-    first = done_before(plan).get(collective.entry)
+    first = earlier_redistribution(plan).get(collective.entry)
     if first is None and not entry.value.endswith(AGAIN):
         return ""
     same = next((k for k, c in enumerate(plan.collectives) if (c.entry, c.step) == (first, collective.step)), None)
@@ -144,9 +149,9 @@ def _repeats(plan: PlanData, collective: PlannedCollective) -> str:
     return f"the backward does again what the forward did, in place of keeping it{done}"
 
 
-def _remedy(entry: Redistribution, producer: Place, readers: tuple[Place, ...]) -> str:
+def _remedy(entry: Redistribution, producer: EdgeEnd, readers: tuple[EdgeEnd, ...]) -> str:
     names = list(dict.fromkeys(reader.node for reader in readers))
-    who = names[0] if len(names) == 1 else f"all of {listed(names, TOLD)}"
+    who = names[0] if len(names) == 1 else f"all of {listed(names, NAMES_WIDTH)}"
     returned = any(reader.what.startswith(("output ", "gradient ", "mutation ")) for reader in readers)
     otherwise = "" if returned and entry.source.has_partial else f", or {who} read {entry.source}"
     lines = [f"It would not run if {producer.node} gave {entry.target}{otherwise}."]
@@ -156,8 +161,8 @@ def _remedy(entry: Redistribution, producer: Place, readers: tuple[Place, ...]) 
 
 
 def _questions(plan: PlanData, entry: Redistribution, module_of: ModuleOf) -> list[Question]:
-    """In the words of ``explain``, which knows what it would cost to avoid it: of a gradient the parameter's layout comes first."""
-    ends = [plan.outputs[k] for node, k in entry.readers if _what(plan, node, "") == "output" and k < len(plan.outputs)]
+    """Questions for ``explain``, which computes the cost of avoiding the collective; for a gradient, the parameter's layout comes first."""
+    ends = [plan.outputs[k] for node, k in entry.readers if _operator_or_kind(plan, node, "") == "output" and k < len(plan.outputs)]
     about = "says what other layouts of it, and so of its gradient, would cost."
     found = [Question(end.name, None, about) for end in ends if end.kind == "gradient"]
     if not entry.target.has_partial:
@@ -166,7 +171,8 @@ def _questions(plan: PlanData, entry: Redistribution, module_of: ModuleOf) -> li
 
 
 def _user_name(plan: PlanData, value: str, module_of: ModuleOf) -> str:
-    """By which ``explain`` knows a value: an input's, the module's that returns it, of one of several results ``node[k]``, a node's."""
+    """A name that ``explain`` accepts: an input's, that of the module that returns the value, ``node[k]`` for one of several results, or
+    the node's."""
     node = value.removesuffix(AGAIN)
     if node in plan.kinds:
         return plan.called(node)

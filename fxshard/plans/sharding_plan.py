@@ -1,4 +1,4 @@
-"""ShardingPlan: a plan (plan_data.py) with its JSON file, its text and its answers."""
+"""ShardingPlan: a plan (plan_data.py) with its JSON file, its text and its answers to questions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Origin(Protocol):
-    """What answers questions that take more than the plan's data."""
+    """Answers questions that need more than the plan's data."""
 
     @property
     def cached(self) -> Path | None:
-        """The file of the cache that the plan was read from, None where it was made."""
+        """The cache file that the plan was read from; None if it was made."""
 
     def explain(self, plan: ShardingPlan, name: str, layout: Any = None) -> Explanation:
         """As ``ShardingPlan.explain``."""
@@ -39,7 +39,7 @@ class Origin(Protocol):
         """As ``ShardingPlan.holds_up_to``."""
 
     def module_of(self, node: str) -> str | None:
-        """The name of the module that returns just this value, if any; of several the outermost."""
+        """The name of the module that returns exactly this value, if any; the outermost of several."""
 
 
 _ORIGIN = "_origin"
@@ -51,48 +51,48 @@ class ShardingPlan(PlanData):
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the JSON text without source lines, whose paths differ between machines: what ranks compare."""
+        """SHA-256 of the JSON text without source lines, whose paths differ between machines; ranks compare it."""
         from fxshard.plans.plan_json import dumps
 
         return hashlib.sha256(dumps(self, sources=False).encode()).hexdigest()
 
     def why_collective(self, index: int) -> CollectiveReason:
-        """Why ``collectives[index]`` runs: who gives the value and who reads it otherwise, with source lines. Raises PlanError."""
+        """Why ``collectives[index]`` runs: the producer's and readers' layouts, with source lines. Raises PlanError."""
         from fxshard.plans.reasons import why_collective
 
         return why_collective(self, index) if self.origin is None else why_collective(self, index, self.origin.module_of)
 
     def explain(self, name: str, layout: Any = None) -> Explanation:
-        """Who reads a value how, and what other layouts of it would cost, each by solving again with it pinned.
+        """The readers of a value, and the cost of other layouts for it, each found by solving again with it pinned.
 
         Args:
-            name: a parameter, buffer, input or output by the user's name, a submodule (what it returns), or a node; of several results
-                one, ``"attn[0]"``.
-            layout: one choice to ask about, written as for pins (default: all legal ones).
+            name: the user's name of a parameter, buffer, input or output, a submodule (what it returns), or a node; for one of several
+                results ``"attn[0]"``.
+            layout: one layout to ask about, written as for pins (default: all legal ones).
 
         Raises:
-            PlanError: nothing has that name, or several values have; or the plan does not know what made it. A plan that ``fxshard.plan``
-                made knows, in its process; one that was read, copied or changed does not. LayoutError: a layout that cannot be.
+            PlanError: nothing has that name, or several values have; or the plan no longer knows its graph: only a plan from
+                ``fxshard.plan`` does, in the same process and unchanged. LayoutError: an impossible layout.
         """
         return self._maker().explain(self, name, layout)
 
     def memory_profile(self) -> MemoryProfile:
-        """What a device holds over time as the plan counts it, tensor by tensor: ``memory`` is the peak of it by kind, and
-        ``fxshard.inspect.memory_table`` shows it. Raises PlanError as ``explain``; ``fxshard.program_memory`` takes a lowered program."""
+        """A device's memory over time, tensor by tensor: ``memory`` is its peak by kind, and ``fxshard.inspect.memory_table`` shows it.
+        Raises PlanError as ``explain``. For a lowered program, use ``fxshard.program_memory``."""
         return self._maker().memory_profile(self)
 
     def at(self, **sizes: int) -> PlanAt:
-        """This plan at other sizes of its dynamic dims, by name (``plan.at(batch=4, seq=8192)``): its objective there, the proven bound of
-        the best plan there, and so its regret; and the memory that it takes.
+        """This plan at other sizes of its dynamic dims, by name (``plan.at(batch=4, seq=8192)``): its objective and memory there, and the
+        proven bound of the best plan there, hence its regret.
 
-        Raises OptionError for a name or a size that cannot be, SizesError where the plan is not legal at these sizes, PlanError for a
+        Raises OptionError for an unknown name or an impossible size, SizesError if the plan is not legal at these sizes, PlanError for a
         plan that was read from a file or copied.
         """
         return self._maker().at(self, sizes)
 
     def holds_up_to(self) -> Mapping[str, int | None]:
-        """Up to which size the plan keeps to its memory limit, by name of each dynamic dim without a ``max``, the others as in
-        ``memory_sizes``; None where it does at any size. Dims with a ``max`` are not named: the limit holds there.
+        """The largest size at which the plan keeps its memory limit, by name of each dynamic dim without a ``max``, the others as in
+        ``memory_sizes``; None if any size does. Dims with a ``max`` are left out: the limit holds there.
 
         Raises OptionError for a plan without a limit or without dynamic dims, PlanError as ``at``.
         """
@@ -109,11 +109,11 @@ class ShardingPlan(PlanData):
 
     @property
     def origin(self) -> Origin | None:
-        """What made the plan, in the process that did; no part of what it says, nor of its copies."""
+        """Set in the process that made the plan; not part of its data or of copies."""
         return vars(self).get(_ORIGIN)
 
     def made_by(self, origin: Origin) -> ShardingPlan:
-        """This plan, which now can be asked."""
+        """This plan, now able to answer questions."""
         vars(self)[_ORIGIN] = origin
         return self
 
@@ -133,14 +133,14 @@ class ShardingPlan(PlanData):
 
     @staticmethod
     def load(path: str | Path, sealed: bool = False) -> ShardingPlan:
-        """Reads a plan; raises FileError naming the file and what is wrong with it. ``sealed``: whether the digest must be there."""
+        """Reads a plan; raises FileError naming the file and the fault. ``sealed``: require the digest."""
         from fxshard.plans.plan_json import load
 
         return load(ShardingPlan, path, sealed)
 
     @staticmethod
     def from_json(text: str | bytes, where: str = "<plan>", sealed: bool = False) -> ShardingPlan:
-        """Reads a plan from text; raises FileError naming ``where`` and what is wrong."""
+        """Reads a plan from text; raises FileError naming ``where`` and the fault."""
         from fxshard.plans.plan_json import loads
 
         return loads(ShardingPlan, text, where, sealed)

@@ -29,17 +29,17 @@ KINDS = {
     c10d.reduce_scatter_tensor.default: "reduce_scatter",
     c10d.all_to_all_single.default: "all_to_all",
 }
-"""The operators of a local graph that are collectives, and what their kinds are called."""
+"""The collective operators of a local graph, and the names of their kinds."""
 _COLLECTIVES = frozenset(map(id, KINDS))
 
 SizeClass = tuple[tuple[int, ...], ...]
-"""Local sizes, level by level, of every way in which the plan cuts a dim; ranks that agree in it share one graph."""
+"""Local sizes after each axis of every cut of a dim in the plan; ranks with equal ones share a graph."""
 
 
 @dataclass(frozen=True)
 class ProgramCollective:
-    """A collective that runs: as issued (``shape`` of the buffer handed in, ``dtype``), and what of the plan it ``serves``: pairs of a
-    redistribution's number and a step in it; several where collectives were joined, and one of several where one was cut into chunks."""
+    """A collective as issued (``shape`` and ``dtype`` of its input buffer). ``serves``: (redistribution, step) pairs of the plan that it
+    executes: several if collectives were merged; the pieces of a chunked one share a pair."""
 
     kind: str
     axis: str
@@ -52,9 +52,9 @@ class ProgramCollective:
 
 @dataclass(frozen=True)
 class ProgramSize:
-    """A dynamic size of a program: that of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``.
+    """A dynamic size of a program: the size of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``.
 
-    ``least``, ``most``: the range that the user gave; ``uneven``: whether its shards may have unequal lengths.
+    ``least``, ``most``: the user's range; ``uneven``: whether shards may have unequal lengths.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ProgramSize:
     uneven: bool = False
 
     def allows(self, size: int) -> bool:
-        """Whether ``size`` lies in the range."""
+        """Whether ``size`` is in the range."""
         return self.least <= size and (self.most is None or size <= self.most)
 
     @property
@@ -76,7 +76,7 @@ class ProgramSize:
 
     @property
     def example(self) -> int:
-        """The size at which the plan was made, rounded up to the unit: of it costs, bytes and collectives tell."""
+        """The size at which the plan was made, rounded up to the unit; costs, bytes and collectives refer to it."""
         return int(hint_of(self.value)) * self.unit
 
     @property
@@ -89,9 +89,9 @@ class ProgramSize:
 class ShardedProgram:
     """A lowered program.
 
-    ``modules``: one local graph per size class (one in all where shards are even); placeholders in the order of
-    ``inputs``, results in the order of ``outputs``; collectives name their axis as group, the rank enters by
-    ``fxshard.axis_index``. ``tensor_inputs`` / ``tensor_outputs`` give each end's layout and global shape.
+    ``modules``: one local graph per size class (a single one if shards are even); placeholders are in the order of ``inputs``, results in
+    the order of ``outputs``. Collectives name their axis as group; ``fxshard.axis_index`` is the rank's coordinate. ``input_layouts``,
+    ``output_layouts``, ``input_shapes`` and ``output_shapes`` give layouts and global shapes.
     """
 
     mesh: Mesh
@@ -112,19 +112,19 @@ class ShardedProgram:
     """Coordinate of each rank -> its size class."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that were no tensors when the model was traced, by path; a call must give the same."""
+    """Arguments, by path, that were not tensors when the model was traced; each call must pass the same."""
     effects: tuple[PassEffect, ...] = ()
-    """What each pass after lowering did; not in a program's file."""
+    """The effect of each pass after lowering; not stored in a program's file."""
     sizes: tuple[ProgramSize, ...] = ()
-    """Its dynamic sizes: shapes, arguments and values hold expressions of their symbols, collectives tell of the example."""
+    """Dynamic sizes: shapes, arguments and values are expressions in their symbols; ``collectives`` refers to the example."""
     guards: tuple[Guard, ...] = ()
-    """What it takes for granted of them."""
+    """Conditions on them that the program assumes."""
     ranks: tuple[ProgramSize, ...] = ()
-    """Where lengths of shards are expressions of the rank's place too: its number on each axis, counted from 1, as symbols. Local graphs
-    are then those of all ranks of a class; ``local`` puts the numbers in."""
+    """Symbols of the rank's coordinate on each axis, counted from 1, if lengths of shards depend on it. A local graph then serves all ranks
+    of its class; ``local`` inserts the numbers."""
 
     def refuses(self, sizes: Mapping[str, int]) -> str | None:
-        """Why it cannot run at these sizes, by name; None where it can."""
+        """Why the program cannot run at these sizes, by name; None if it can."""
         for one in self.sizes:
             if not one.allows(sizes[one.name]):
                 return f"{one.name} is {sizes[one.name]}, it may be {one.span}"
@@ -134,18 +134,18 @@ class ShardedProgram:
         return None if guard is None else f"the model or its lowering takes for granted that {guard}"
 
     def values(self, sizes: Mapping[str, int]) -> dict[sympy.Symbol, sympy.Integer]:
-        """What its symbols are at these sizes."""
+        """The values of its symbols at these sizes."""
         return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
     @property
     def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
-        """What its symbols are where the memory of its plan counts, in its example where the plan does not say; none without symbols."""
+        """The values of its symbols at the sizes that the plan's memory refers to, else in the example; empty without symbols."""
         sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
         found = {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
-        return {**found, **self.numbers_of(self.origin)}
+        return {**found, **self.coordinate_values(self.origin)}
 
     def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
-        """A shape with its expressions in the names of the sizes: ``(batch, 8)``."""
+        """A shape whose expressions use the names of the sizes: ``(batch, 8)``."""
         names = {expression(one.value): (sympy.Symbol(one.name, integer=True, positive=True), one.unit) for one in self.sizes}
 
         def said(size: Any) -> int | str:
@@ -159,28 +159,28 @@ class ShardedProgram:
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """Coordinate of the first rank, on which passes decide for all."""
+        """Coordinate of the first rank, on whose graph passes decide for all."""
         return (0,) * self.mesh.ndim
 
     @property
     def first(self) -> fx.GraphModule:
-        """The graph of the first rank's class, whose examples are the first rank's."""
+        """The graph of the first rank's class."""
         return self.modules[self.classes[self.origin]]
 
-    def numbers_of(self, coordinate: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
-        """What the symbols of ``ranks`` are for the rank at ``coordinate``."""
+    def coordinate_values(self, coordinate: tuple[int, ...]) -> dict[sympy.Symbol, sympy.Integer]:
+        """The values of the symbols in ``ranks`` for the rank at ``coordinate``."""
         return {expression(one.value): sympy.Integer(index + 1) for one, index in zip(self.ranks, coordinate, strict=False)}
 
     def indexes(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
-        """``coordinate`` as local graphs have it: it stands for all ranks of its class where there are symbols for them."""
+        """``coordinate`` as it occurs in local graphs: symbolic if there are symbols in ``ranks``."""
         return symbolic_coordinate(coordinate, [one.value for one in self.ranks]) if self.ranks else coordinate
 
     def local(self, coordinate: tuple[int, ...]) -> fx.GraphModule:
-        """The graph of the rank at ``coordinate``: that of its class with its own place in it."""
+        """The graph of the rank at ``coordinate``: that of its class with its own coordinate inserted."""
         module = self.modules[self.classes[coordinate]]
         if not self.ranks:
             return module
-        env, values = self.ranks[0].value.node.shape_env, self.numbers_of(coordinate)
+        env, values = self.ranks[0].value.node.shape_env, self.coordinate_values(coordinate)
         example = {expression(one.value): sympy.Integer(hint_of(one.value)) for one in self.sizes}
 
         def make(expr: sympy.Basic, _: Any) -> Any:
@@ -191,32 +191,32 @@ class ShardedProgram:
             return instantiated(module, values, make, FakeTensorMode(allow_non_fake_inputs=True, shape_env=env))
 
     def noted_guards(self) -> tuple[Guard, ...]:
-        """What has been taken for granted of its symbols so far, on any rank."""
+        """The guards on its symbols that have been noted so far, on any rank."""
         return guards_of(*self._symbols)
 
     def guards_on(self, condition: Any, where: str) -> tuple[Guard, ...]:
-        """A condition on its symbols that ``where`` takes for granted of all ranks."""
+        """Guards for a condition on its symbols that ``where`` assumes on all ranks."""
         return guards_on(condition, where, *self._symbols)
 
     @property
     def _symbols(self) -> tuple[dict[str, torch.SymInt], dict[str, int], dict[str, tuple[torch.SymInt, int]]]:
-        """(sizes, the unit of each, numbers of ranks and how many there are)."""
+        """(sizes, the unit of each, coordinate symbols with the number of ranks)."""
         symbols, units = {one.name: one.value for one in self.sizes}, {one.name: one.unit for one in self.sizes}
         return symbols, units, {one.name: (one.value, one.most or 1) for one in self.ranks}
 
     def with_modules(self, modules: Mapping[SizeClass, fx.GraphModule], collectives: Iterable[ProgramCollective]) -> ShardedProgram:
-        """The same program with other local graphs, and what they issue."""
+        """The same program with other local graphs and their collectives."""
         return replace(self, modules=modules, collectives=tuple(collectives))
 
     @cached_property
-    def kept(self) -> dict[str, Any]:
-        """What was worked out of the local graphs, and is asked again, by name; a program with other graphs has its own."""
+    def cache(self) -> dict[str, Any]:
+        """A cache of values derived from the local graphs, by name; a program with other graphs has its own."""
         return {}
 
     def after_pass(self, effect: PassEffect, guards: tuple[Guard, ...]) -> ShardedProgram:
-        """The same program with what a pass did, or did not do, to it; what was worked out of its graphs stays known."""
+        """The same program with a pass's effect recorded; the cache is kept."""
         same = replace(self, effects=(*self.effects, effect), guards=guards)
-        same.kept.update(self.kept)
+        same.cache.update(self.cache)
         return same
 
     @property
@@ -225,19 +225,19 @@ class ShardedProgram:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the plan and of the local graphs with all their arguments: what ranks compare."""
+        """SHA-256 of the plan and of the local graphs with all their arguments; ranks compare it."""
         graphs = [[list(key), [n.format_node() for n in module.graph.nodes]] for key, module in self.modules.items()]
         return hashlib.sha256((self.plan.hash + json.dumps(graphs)).encode()).hexdigest()
 
 
-def rank_numbers(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
-    """The symbols of a rank's number on each axis, counted from 1; in the example those of the first rank."""
+def coordinate_symbols(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
+    """The symbols of a rank's coordinate on each axis, counted from 1; in the example, the first rank's."""
     axes = zip(mesh.axis_names, mesh.shape, strict=True)
     return tuple(ProgramSize(f"rank_on_{name}", (), 1, env.symbol(f"rank on {name}", 1, 1, size), 1, size) for name, size in axes)
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Whether ``node`` of a local graph starts a collective (waits do not)."""
+    """Whether ``node`` of a local graph starts a collective (a wait does not)."""
     return id(node.target) in _COLLECTIVES
 
 

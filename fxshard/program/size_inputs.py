@@ -1,4 +1,4 @@
-"""Dynamic sizes of a bound program: inputs of its graph, from which the sizes in its calls are computed."""
+"""Dynamic sizes of a bound program: inputs of its graph, from which nodes compute the sizes in its calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE_INPUT = "size_"
 
 
 def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None:
-    """Gives the graph, in place, an input for each of ``sizes`` behind its others, and computes from them what its calls name."""
+    """Adds an input to the graph for each of ``sizes`` after the others, in place, and nodes that compute the sizes in its calls."""
     if not sizes:
         return
     graph, tracer = module.graph, GraphAppendingTracer(module.graph)
@@ -54,7 +54,7 @@ def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> Non
 def _computed(expr: sympy.Basic, symbols: Mapping[sympy.Symbol, fx.Proxy]) -> fx.Node:
     try:
         node: fx.Node = spelled(expr, {s: symbols[s] for s in expr.free_symbols}).node
-    except Exception as error:  # torch's interpreter knows not every function of sizes
+    except Exception as error:  # torch's interpreter does not support every function of sizes
         what = f"the size {expr} cannot be computed while a program runs: {error}"
         raise SizesError(what, remedy="leave this dim static: dynamic=False, or no dynamic_shapes for it") from error
     return node

@@ -1,6 +1,7 @@
-"""What holds in a program: local shapes at both ends, the same collectives on every rank, each of the plan and waited for once.
+"""The invariants of a program: local shapes of inputs and outputs; the same collectives on every rank, each from the plan and waited for
+once.
 
-Asked after lowering, and of every file that is read.
+Checked after lowering, and for every file that is read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REMEDY = "this is a fault of the lowering pass; please report it"
 
 
 def verify_program(program: ShardedProgram, *, deferred: bool = False) -> None:
-    """Raises PlanError naming the size class and the node that is wrong. ``deferred``: gradients may be returned pending."""
+    """Raises PlanError naming the size class and the node at fault. ``deferred``: gradients may be returned as pending sums."""
     coordinates: dict[SizeClass, tuple[int, ...]] = {}
     for coordinate, size_class in program.classes.items():
         coordinates.setdefault(size_class, coordinate)
@@ -58,7 +59,7 @@ def _verify_ends(
     where: str,
     pending: tuple[str, ...] = (),
 ) -> None:
-    """Each end is there, in its local shape and dtype, with nothing pending that is returned but ends of the kinds in ``pending``."""
+    """Checks that each input or output has its local shape and dtype; only outputs of kinds in ``pending`` may have pending sums."""
     if len(nodes) != len(ends):
         raise PlanError(f"{len(nodes)} ends in a graph for {len(ends)}", where=where, remedy=REMEDY)
     for end, node, shape, layout, dtype in zip(ends, nodes, shapes, layouts, dtypes, strict=True):
@@ -73,7 +74,7 @@ def _verify_ends(
 
 
 def _verify_collectives(program: ShardedProgram, graph: fx.Graph, where: str) -> None:
-    """Those that the program lists, in its order, and a wait for each."""
+    """Checks that the graph issues the program's collectives in order and waits for each once."""
     first = {n.name for n in program.first.graph.nodes}
     decided = {(c.entry, c.step) for c in program.plan.collectives}
     foreign = [c.node for c in program.collectives if c.node not in first or not c.serves or not decided.issuperset(c.serves)]

@@ -28,7 +28,7 @@ from fxshard.errors import RunError
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
-from fxshard.plans.plan_text import proof
+from fxshard.plans.plan_text import proof_text
 from fxshard.runtime.groups.local_ranks import wait_for
 from fxshard.runtime.module.module import ShardedForward, parallelize
 from fxshard.runtime.ranks.record import in_order_of_issue, record_collectives
@@ -204,7 +204,7 @@ def simulated(text: torch.Tensor) -> None:
     wanted = Counter((c.kind, c.axis) for c in program.collectives)
     kinds = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
     print("\n" + tabulate(kinds, headers=("collective", "axis", "predicted", "issued")))
-    print(f"objective {proof(plan)}")
+    print(f"objective {proof_text(plan)}")
     print("\n" + tabulate(rows, headers=("step", "loss, 2x2", "loss, one device"), floatfmt=".12f"))
     print(f"\ngreatest difference of the losses: {max(abs(a - b) for _, a, b in rows):.2e}")
     print(f"greatest relative difference of a gradient: {worst:.1e}")

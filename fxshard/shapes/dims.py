@@ -43,9 +43,13 @@ class DynamicDim:
     def __str__(self) -> str:
         return ", ".join(f"dim {dim} of {path}" for path, dim in self.places)
 
+    def serves(self, size: int) -> bool:
+        """Whether a size is in the range."""
+        return self.least <= size and (self.most is None or size <= self.most)
+
     def check(self, size: int) -> None:
         """Raises OptionError for a size outside the range."""
-        if size < self.least or (self.most is not None and size > self.most):
+        if not self.serves(size):
             raise OptionError(
                 f"{self.name} ({self}) is {size}, it may be {_range_text(self.least, self.most)}",
                 remedy="give the Dim another range, or plan for this size",
@@ -191,7 +195,7 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor, ranges: Mapping[str, 
                 f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number"
             )
         one = _read(said, path, dim % value.dim(), int(value.shape[dim]), ranges)
-        if one is not None:
+        if one is not None and (one.asked or one.serves(one.example)):
             one.check(one.example)
             yield one
 

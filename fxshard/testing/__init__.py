@@ -1,4 +1,4 @@
-"""For tests: random legal plans, comparison with one device, and what a program really holds in memory."""
+"""For tests: random legal plans, comparison with one device, and the memory that a program really uses."""
 
 from fxshard.cost.recorder import MemoryRecorder
 from fxshard.runtime.simulate.values import program_values

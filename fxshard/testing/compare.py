@@ -1,4 +1,4 @@
-"""Comparison with one device: the model itself, eager, is the truth."""
+"""Comparison with one device: the eager model is the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxshard.runtime.simulate.simulate import Simulation
 
 @dataclass(frozen=True)
 class Reference:
-    """Outputs, gradients by parameter name and buffers after one step on one device; ``changed``: the buffers that it wrote to."""
+    """Outputs, gradients by parameter name, and buffers after one step on one device; ``changed``: the buffers that were written."""
 
     outputs: Any
     grads: dict[str, torch.Tensor]
@@ -26,7 +26,7 @@ class Reference:
 
 
 def one_device(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, train: bool = True) -> Reference:
-    """Runs a copy of ``model`` eagerly; gradients are of the sum of all differentiable outputs (tangents of ones)."""
+    """Runs a copy of ``model`` eagerly; gradients are those of the sum of all differentiable outputs (tangents of ones)."""
     model = copy.deepcopy(model)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.set_grad_enabled(train):
@@ -41,7 +41,7 @@ def one_device(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
 
 
 def assert_equal_to_one_device(result: Simulation, reference: Reference, rtol: float = 1e-9) -> None:
-    """Law 1: |x - ref| <= rtol max(|ref|, 1e-6 x the norm of all gradients), Frobenius, for each tensor."""
+    """Law 1: |x - ref| <= rtol max(|ref|, 1e-6 x the norm of all gradients), Frobenius norm, for each tensor."""
     scale = 1e-6 * math.sqrt(sum(float(g.double().norm()) ** 2 for g in reference.grads.values()))
     pairs = [(f"output {i}", x, y) for i, (x, y) in enumerate(zip(_tensors(result.outputs), _tensors(reference.outputs), strict=True))]
     missing = set(reference.grads) - set(result.grads)

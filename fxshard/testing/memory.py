@@ -1,6 +1,6 @@
-"""What a program really holds: one rank of it is run here, while its storages, or its allocator, are watched.
+"""Measures the memory of a program: runs one rank and tracks its storages or its allocator.
 
-A rank runs alone: its collectives give what they would if all ranks held the same, in tensors of their own as on a real mesh.
+The rank runs alone: its collectives return what they would if all ranks held equal data, in new tensors as on a real mesh.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fxshard.runtime.simulate.shards import scatter
 from fxshard.runtime.simulate.values import check_has_data, check_value
 
 
-class AloneCollectives(TorchDispatchMode):
-    """Collectives without other ranks: each gives what it would if all ranks of its group held the same."""
+class SingleRankCollectives(TorchDispatchMode):
+    """Collectives without other ranks: each returns what it would if all ranks of its group held equal data."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", None) != "_c10d_functional":
@@ -49,22 +49,22 @@ class AloneCollectives(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """Bytes that a rank held at most; ``at``: the operator that ran then, empty where the allocator was watched."""
+    """Peak bytes of a rank; ``at``: the operator that ran then, empty if the allocator was tracked."""
 
     peak: int
     at: str = ""
 
 
 def measure_memory(program: ShardedProgram, values: Sequence[torch.Tensor], coordinate: tuple[int, ...] | None = None) -> MeasuredMemory:
-    """Runs the rank at ``coordinate`` as eager aten on the CPU and follows its storages; ``values`` as ``simulate_program`` takes them.
+    """Runs the rank at ``coordinate`` as eager aten on the CPU and tracks its storages; ``values`` as for ``simulate_program``.
 
-    What Inductor allocates passes no dispatcher: ``measure_allocated`` sees it. Raises OptionError for what is no program or no rank
-    of its mesh, RunError for values that it does not take.
+    Inductor's allocations bypass the dispatcher; ``measure_allocated`` sees them. Raises OptionError for anything but a program and a rank
+    of its mesh, RunError for unsuitable values.
     """
     check_values(program, values, coordinate)
     rank = _Rank.of(program, values, unbound(program, coordinate), "eager")
     recorder = MemoryRecorder(rank.inputs)
-    with AloneCollectives(), recorder:
+    with SingleRankCollectives(), recorder:
         rank.step()
     return MeasuredMemory(recorder.peak, recorder.peak_op)
 
@@ -72,18 +72,18 @@ def measure_memory(program: ShardedProgram, values: Sequence[torch.Tensor], coor
 def measure_allocated(
     program: ShardedProgram, values: Sequence[torch.Tensor], coordinate: tuple[int, ...] | None = None, compiler: str = "inductor"
 ) -> MeasuredMemory:
-    """The same by what the CPU's allocator hands out and takes back, as the profiler records it; what kernels take is seen too.
+    """The same from the CPU allocator's records in torch's profiler, which include memory inside kernels.
 
-    Inductor asks for process groups: torch's fake one stands for them, and this process must have none.
+    Inductor needs process groups: torch's fake one is used, so this process must have none.
     """
     check_values(program, values, coordinate)
     check_choice("compiler", compiler, COMPILERS)
     with _fake_ranks(program, coordinate) as bound:
         rank = _Rank.of(program, values, bound, compiler)
-        with AloneCollectives():
-            rank.step()  # what is set up at the first call is no memory of the program's
+        with SingleRankCollectives():
+            rank.step()  # one-time setup does not belong to the program's memory
         rank.forget()
-        with AloneCollectives(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        with SingleRankCollectives(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             rank.step()
     held = sum({storage_key(x): x.untyped_storage().nbytes() for x in rank.inputs}.values())
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -92,7 +92,7 @@ def measure_allocated(
 
 
 def check_values(program: Any, values: Any, coordinate: tuple[int, ...] | None) -> None:
-    """Whether a rank can be run on them: one global tensor for each of ``program.inputs``, as it was traced."""
+    """Checks that a rank can run on ``values``: one global tensor for each of ``program.inputs``, with the traced shape and dtype."""
     if not isinstance(program, ShardedProgram):
         remedy = "pass fxshard.lower(model, args, plan), or what fxshard.load gives"
         raise OptionError(f"what is measured is a program, not {a_kind(program)}", where="program", remedy=remedy)
@@ -125,7 +125,7 @@ def _fake_ranks(program: ShardedProgram, coordinate: tuple[int, ...] | None) -> 
 
 @dataclass(frozen=True)
 class _Rank:
-    """A compiled program with what one rank gives it."""
+    """A compiled program with one rank's inputs and tangents."""
 
     compiled: CompiledProgram
     inputs: list[torch.Tensor]
@@ -142,7 +142,7 @@ class _Rank:
         return _Rank(compile_program(bound, compiler), inputs, tangents)
 
     def step(self) -> Any:
-        """One forward and, for training, backward, the gradients accumulated in the inputs."""
+        """One forward and, for training, a backward; gradients accumulate in the inputs."""
         results = self.compiled(self.inputs)
         if self.tangents:
             torch.autograd.backward([r for r in results if r.requires_grad], [t.clone() for t in self.tangents])

@@ -1,4 +1,4 @@
-"""Random legal plans: whatever the rules offer must compute the right numbers, not only what the solver picks."""
+"""Random legal plans: every plan that the rules allow must compute the right numbers, not only the solver's."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def random_plan(
     example_kwargs: Mapping[str, Any] | None = None,
     whole_outputs: bool = False,
 ) -> ShardingPlan:
-    """A plan that takes a random legal spec for every node, uneven and empty shards included.
+    """A plan with a random legal spec for every node, which may give uneven and empty shards.
 
-    ``whole_outputs``: outputs, and inputs and buffers that are changed or have a gradient, are replicated, as a user of
-    plain tensors needs them.
+    ``whole_outputs``: outputs, and inputs and buffers that are changed or have a gradient, are replicated, as users of plain tensors need
+    them.
     """
     graph = trace(model, example_args, example_kwargs, train=train)
     return random_graph_plan(annotate(graph, as_mesh(mesh)), seed, whole_outputs)
@@ -50,12 +50,12 @@ def random_graph_plan(
     frugal: bool = False,
     timed: bool = False,
 ) -> ShardingPlan:
-    """The same for a graph that is annotated already; ``inputs``: layouts by input name, the others are drawn.
+    """The same for an annotated graph; ``inputs``: layouts by input name, the others are random.
 
-    ``seed`` None: nothing is drawn, every node is replicated. ``frugal``: what is kept for the backward, and in which layout, or
-    computed again there, is drawn too. ``timed``: paths are those that take least time, the objective is in microseconds, not in bytes.
+    ``seed`` None: every node is replicated. ``frugal``: also draws which values are saved for the backward, in which layouts, and which
+    blocks are recomputed. ``timed``: paths and the objective minimise microseconds instead of bytes.
     """
-    draw: Any = _First() if seed is None else random.Random(seed)
+    draw: Any = _FirstChoice() if seed is None else random.Random(seed)
     graph = annotated.graph
     specs = {n.name: draw.choice(annotated.specs[n.name]) for n in planned_nodes(graph) if n.op != "output"}
     specs |= {end.node: OpSpec((), (inputs[end.name],)) for end in graph.inputs if inputs and end.name in inputs}
@@ -69,13 +69,13 @@ def random_graph_plan(
     for end in graph.inputs_of("tangent"):
         index = next(k for k, o in enumerate(graph.outputs) if o.tangent == end.name)
         specs[end.node] = OpSpec((), (results[index],))
-    decision = _frugal(annotated, specs, draw) if frugal else Decision(specs)
+    decision = _random_saving(annotated, specs, draw) if frugal else Decision(specs)
     price = (time_price(annotated.mesh), "microseconds") if timed else (bytes_price, "bytes")
     return write_plan(annotated, decision, *price)
 
 
-def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
-    """Every other block is computed again; what both halves read is kept in a layout that its node offers, if not pending."""
+def _random_saving(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
+    """Recomputes random blocks, and saves other values that both halves read in a random layout without pending sums."""
     modes = Modes(annotated.graph)
     redone = {block.name: tuple(n.name for n in block.nodes) for block in modes.blocks if draw.choice([True, False])}
     again_nodes = set(itertools.chain(*redone.values()))
@@ -89,8 +89,8 @@ def _frugal(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Dec
     return Decision(specs, kept, redone)
 
 
-class _First:
-    """Chooses what stands first in a list: strategies and layouts begin with the replicated one."""
+class _FirstChoice:
+    """Always chooses the first item: strategies and layouts begin with the replicated one."""
 
     def choice(self, options: Sequence[Any]) -> Any:
         return options[0]

@@ -127,10 +127,10 @@ def test_the_same_program_gives_the_same_bytes_and_torch_opens_it(tmp_path: Path
     for name in ("a.pt2", "b.pt2"):
         exported(tmp_path / name)
     assert (tmp_path / "a.pt2").read_bytes() == (tmp_path / "b.pt2").read_bytes()
-    opened = torch.export.load(tmp_path / "a.pt2")
-    limits = [(int(one.lower), int(one.upper)) for one in opened.range_constraints.values()]
+    open_archive = torch.export.load(tmp_path / "a.pt2")
+    limits = [(int(one.lower), int(one.upper)) for one in open_archive.range_constraints.values()]
     assert limits == [(1, 40), (1, 2)]  # rows, and the number of the rank
-    assert opened.graph_signature.user_inputs[:2] == ("size_0", "size_1")
+    assert open_archive.graph_signature.user_inputs[:2] == ("size_0", "size_1")
 
 
 def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:

@@ -139,16 +139,16 @@ def test_entries(path: Path) -> None:
 
 def test_what_no_archive_writer_would_do(path: Path) -> None:
     data = entries(path)
-    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as opened:
-        opened.writestr("archive/" + PLAN, b"{}")
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as open_archive:
+        open_archive.writestr("archive/" + PLAN, b"{}")
     with pytest.raises(FileError, match="twice"):
         archive.load(path)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as opened:
-        opened.writestr("archive/" + PLAN, bytes(10**7))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as open_archive:
+        open_archive.writestr("archive/" + PLAN, bytes(10**7))
     with pytest.raises(FileError, match="absurdly large"):
         archive.load(path)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as opened:
-        opened.writestr("archive/" + PLAN, data[PLAN])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as open_archive:
+        open_archive.writestr("archive/" + PLAN, data[PLAN])
     with pytest.raises(FileError, match="compressed in an unknown way"):
         archive.load(path)
 

@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import single_step
 from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution
-from fxshard.plans.plan_text import counted, numbered, time_text
+from fxshard.plans.plan_text import merged_names, merged_names_with_counts, time_text
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import small_plan
 
@@ -82,8 +82,8 @@ computed again  2 blocks: layers.0-1""",
 
 def test_names_and_times() -> None:
     names = ["layers.0.w", "layers.1.w", "layers.3.w", "norm", "0", "1", "a.0.b.1", "a.0.b.2"]
-    assert numbered(names) == ["layers.0-1,3.w", "norm", "0-1", "a.0.b.1", "a.0.b.2"]
-    assert counted(names[:4]) == [("layers.0-1,3.w", 3), ("norm", 1)]
+    assert merged_names(names) == ["layers.0-1,3.w", "norm", "0-1", "a.0.b.1", "a.0.b.2"]
+    assert merged_names_with_counts(names[:4]) == [("layers.0-1,3.w", 3), ("norm", 1)]
     assert [time_text(t) for t in (0.0, 1e-13, 10.75, 999.94, 999.96, 43065.5, -1.5e6)] == [
         *("0 us", "0 us", "10.75 us", "999.9 us", "1 ms", "43.07 ms", "-1.5 s")
     ]

@@ -99,3 +99,10 @@ def test_texts_of_the_command_line() -> None:
         parse_dynamic(["x:0=8<=b<=4"])
     with pytest.raises(OptionError, match="cannot read 'batch'"):
         parse_sizes("batch")
+
+
+@pytest.mark.parametrize("entry", ["n", Dim("n"), Dim.DYNAMIC])
+def test_an_example_without_rows(entry: object) -> None:
+    with pytest.raises(OptionError, match=r"\(dim 0 of args\[0\]\) is 0, it may be at least 1"):
+        dynamic_dims(nn.ReLU(), (torch.zeros(0, 4),), {}, ({0: entry},))
+    assert dynamic_dims(nn.ReLU(), (torch.zeros(0, 4),), {}, ({0: Dim.AUTO},)) == ()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fxshard.testing.memory import AloneCollectives, MemoryRecorder
+from fxshard.testing.memory import MemoryRecorder, SingleRankCollectives
 
 K = 1000 * 4
 """Bytes of a thousand float32."""
@@ -91,7 +91,7 @@ def test_a_rank_alone() -> None:
     """Shapes of a real mesh, numbers of one on which all ranks hold the same, storages of their own but for what is waited for."""
     c10d = torch.ops._c10d_functional
     x = torch.arange(8.0).view(4, 2)
-    with AloneCollectives():
+    with SingleRankCollectives():
         gathered = c10d.all_gather_into_tensor(x, 2, "tp")
         scattered = c10d.reduce_scatter_tensor(x, "sum", 2, "tp")
         reduced = c10d.all_reduce(x, "sum", "tp")

@@ -77,6 +77,16 @@ def test_a_test_that_looks_catches_it(test: str, caught: bool, tmp_path: Path) -
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_sums.py").write_text(f"from fxshard.sums import f\n\ndef test_f():\n    {test}\n")
     mutant = next(one for one in mutants_of("fxshard/sums.py", source) if one.after == "((1) - (1))")
-    assert bool(caught_by(mutant, tmp_path, 1, [])) == caught
+    assert caught_by(mutant, tmp_path, 1, []) == ("tests/test_sums.py::test_f" if caught else "")
     assert (tmp_path / "fxshard" / "sums.py").read_text() == source
     assert isinstance(mutant, Mutant)
+
+
+def test_a_test_that_fails_anyway_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "fxshard").mkdir()
+    (tmp_path / "fxshard" / "sums.py").write_text("ONE = 1\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_sums.py").write_text("def test_f():\n    assert False\n")
+    (mutant,) = mutants_of("fxshard/sums.py", "ONE = 1\n")
+    with pytest.raises(RuntimeError, match="without the mutant too"):
+        caught_by(mutant, tmp_path, 1, [])

@@ -36,7 +36,7 @@ class Halves:
         return cls(forward_nodes(program, graph), frozenset(late))
 
     def together(self, a: fx.Node, b: fx.Node) -> bool:
-        """Whether ``a`` may run next to ``b``."""
+        """Whether ``a`` may move to ``b``: both are in the same half, and ``a`` reads none of ``tangents``."""
         return (a in self.first) == (b in self.first) and self.tangents.isdisjoint(a.all_input_nodes)
 
 

@@ -41,10 +41,10 @@ def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
 
 def _forward_of_first_rank(program: ShardedProgram) -> set[fx.Node]:
     """The nodes that the first rank's forward runs; cached, not to be modified."""
-    known: set[fx.Node] | None = program.kept.get("forward")
+    known: set[fx.Node] | None = program.cache.get("forward")
     if known is None:
         graph = program.first.graph
-        known = program.kept["forward"] = _forward_of(program, graph, _results(program, graph))
+        known = program.cache["forward"] = _forward_of(program, graph, _results(program, graph))
     return known
 
 

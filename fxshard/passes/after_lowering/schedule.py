@@ -67,10 +67,10 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
 
 def predicted(program: ShardedProgram) -> Timeline:
     """The timeline of the first rank: the forward, then the backward."""
-    known: Timeline | None = program.kept.get("timeline")
+    known: Timeline | None = program.cache.get("timeline")
     if known is None:
         graph = program.first.graph
-        known = program.kept["timeline"] = timeline([n for part in parts(program, graph) for n in part], program.mesh)
+        known = program.cache["timeline"] = timeline([n for part in parts(program, graph) for n in part], program.mesh)
     return known
 
 

@@ -56,7 +56,7 @@ def _at_values(
     modules: dict[SizeClass, fx.GraphModule] = {}
     classes: dict[tuple[int, ...], SizeClass] = {}
     for coordinate, key in program.classes.items():
-        own = program.numbers_of(coordinate)
+        own = program.coordinate_values(coordinate)
         numbers: dict[sympy.Basic, Any] = {}
         for expr in spelled[key]:
             place = (expr, *(own[s] for s in sorted(expr.free_symbols & own.keys(), key=str)))

@@ -201,7 +201,7 @@ def emit_folded_step(local: LocalGraph, x: fx.Node, folded: FoldedStep) -> tuple
     if p.left and p.put_together:
         result = _put_together(local, result, p.left.dim, p.put_together)
     result = _cut(local, result, p)
-    if isinstance(step.source, Partial) and step.source.reduce_op == "avg":  # a mean is a sum first
+    if isinstance(step.source, Partial) and step.source.reduce_op == "avg":  # a mean is computed as a sum
         result = local.emit(aten.div.Tensor, result, p.entered_or_left.n)
     return result, collective
 

@@ -230,7 +230,7 @@ class LocalGraph:
         return node
 
     def record_or_replay(self, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
-        """The nodes that ``make`` emits and returns (nodes, or tuples of nodes); a second call with the same key replays them.
+        """The result of ``make``, which emits nodes and returns nodes or tuples of them; for a known key, its recorded nodes are replayed.
 
         The result must depend only on ``key``, which may hold ids of ``objects``, and on shapes, strides and dtypes of the ``operands``.
         """

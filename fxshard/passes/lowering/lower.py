@@ -47,7 +47,7 @@ from fxshard.passes.lowering.local_graph import NUMBERS, LocalGraph, SymbolicVal
 from fxshard.passes.lowering.size_classes import cuts, size_classes
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, rank_numbers
+from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, coordinate_symbols
 from fxshard.shapes import DynamicDim, GraphFamily, depends_on, distinct, range_in_units, units_of
 from fxshard.strategies import local_form
 from fxshard.strategies.engine.conversion import identity
@@ -104,7 +104,7 @@ def _lower_family(graph: PlanningGraph, family: GraphFamily, plan: ShardingPlan)
         symbolic = _expanded(graph, family.in_environment(env, {name: part * units[name] for name, part in counted.items()}), plan)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env.shape_env)
         classes = size_classes(cuts(_tensors(symbolic, plan), mesh), mesh)
-        ranks = rank_numbers(mesh, env) if by_rank else ()
+        ranks = coordinate_symbols(mesh, env) if by_rank else ()
         known = SymbolicValues(mode)
         program = _lowered(symbolic, plan, classes, known, ranks)
         sizes = tuple(ProgramSize(d.name, d.places, units[d.name], counted[d.name], d.least, d.most, d.uneven) for d in family.dims)

@@ -141,7 +141,7 @@ class MemoryFloor:
         kept, read = self.kept[value.name], halves[1].first.time + 1
         made = max(since, kept.crossing.made[1])
         yield from self._live_of_pair(value, halves[0], kept.var, kept.layouts, _given_or_wanted, since, min(made, read))
-        if made >= read:  # it is returned as well, to the end
+        if made >= read:  # it is also returned, so it lives to the end
             yield from self._until_last_reader(value, halves[0], max(since, read))
             return
         yield Live(made, read, self.usage.bytes_of(value, (kept.layouts,)), kept.var)

@@ -213,7 +213,7 @@ def _peak_from_metadata(graph: fx.Graph, stays: bool, result: fx.Node) -> tuple[
     for node in spans:
         if node is base[result] or (stays and node.op == "placeholder"):
             spans[node] = spans[node][0], end
-    allocations = [n for n in spans if n.target is not torch.ops.fxshard.axis_index.default]  # a program is given these
+    allocations = [n for n in spans if n.target is not torch.ops.fxshard.axis_index.default]  # inputs of a bound program
     return round(Timeline.of([spans[n] for n in allocations], [_bytes(n.meta["val"]) for n in allocations]).peak()[1]), base[result]
 
 
@@ -279,7 +279,7 @@ def _peak_of_run(graph: fx.Graph, dies: Sequence[bool], results: Iterable[fx.Nod
         for node in ends:
             value = node.meta["val"]
             env[node] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        places = [n for n in graph.nodes if n.target is torch.ops.fxshard.axis_index.default]  # a program is given these
+        places = [n for n in graph.nodes if n.target is torch.ops.fxshard.axis_index.default]  # inputs of a bound program
         env.update({n: torch.empty((), dtype=torch.int64) for n in places})
 
         def run() -> list[torch.Tensor]:

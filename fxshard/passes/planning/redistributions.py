@@ -104,7 +104,7 @@ def _entry(
 
 
 def hiding(traced: Annotated, recomputed: Recomputed) -> Hides:
-    """A function that gives the overlap of a value's redistributions, by its name and readers; recomputed values have that of the first
+    """A function that gives the overlap of a value's redistributions, by its name and readers; for a recomputed value, that of its first
     run."""
     known, redone = traced.graph.by_name, set(itertools.chain.from_iterable(recomputed.values()))
     first = {again(name): name for name, node in known.items() if producer(node)[0].name in redone}

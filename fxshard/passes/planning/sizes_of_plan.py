@@ -161,7 +161,7 @@ def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constrain
 
 
 def _last(holds: Callable[[int], bool], start: int) -> int | None:
-    """The last number for which ``holds``, which must be true from ``start`` up to it; None if none up to MOST fails."""
+    """The last number for which ``holds``, by bisection: it must hold from ``start`` up to that number; None if it holds up to MOST."""
     low, high = start, 2 * max(start, 1)
     while holds(high):
         low, high = high, 2 * high

@@ -43,7 +43,7 @@ from fxshard.passes.trace import joint_cache
 from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor, path_name
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, insert_casts, lower_input, lower_parameters, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
-from fxshard.passes.trace.fakes.symbols import Symbols, fold_sizes
+from fxshard.passes.trace.fakes.symbols import RETURNED_SIZE, Symbols, fold_sizes
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
 from fxshard.passes.trace.functions.data_dependent import REPLACEMENTS, DataDependentMode
 from fxshard.passes.trace.functions.decompose import planning_decompositions
@@ -202,6 +202,7 @@ def _capture(
         flat = given
     layers.label(captured)
     joint = joint_graph(captured, flat, train, replacements, call.cache)
+    symbols.refuse_returned(joint)
     fold_sizes(joint)
     layers.unroll(joint)
     return joint, names, out_spec
@@ -408,7 +409,7 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
         if isinstance(desc, PlainAOTOutput) and not isinstance(value, fx.Node):
             if is_symbolic(value):
                 what = f"the model returns a size that changes ({value}) as a number, or leaves it in an object"
-                raise TraceError(what, remedy="leave that dim static, or return a tensor and take its size outside of the model")
+                raise TraceError(what, remedy=RETURNED_SIZE)
             fixed[desc.idx] = value
             continue
         if isinstance(desc, PlainAOTOutput):

@@ -75,7 +75,7 @@ from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
-from fxshard.runtime.ranks.launch import agreed, announce, compare, folder_of_one, mesh_ranks, share_plan, versions
+from fxshard.runtime.ranks.launch import agreed, announce, compare, leader_folder, mesh_ranks, share_plan, versions
 from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
 
@@ -342,7 +342,7 @@ class GraphPrograms:
 
     def _dump(self, graph: PlanningGraph) -> Dump:
         """The dump folder of this graph, with the graph written to it, on the lowest rank of the mesh; False on the others."""
-        folder = folder_of_one(self.options.dump, self.device_mesh, f"graph_{graph.hash[:12]}")
+        folder = leader_folder(self.options.dump, self.device_mesh, f"graph_{graph.hash[:12]}")
         if not folder:
             return folder
         make_folder(folder)

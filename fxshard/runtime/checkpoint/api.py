@@ -15,19 +15,20 @@ from torch.distributed.tensor import DTensor
 
 from fxshard.errors import FileError, OptionError, RunError
 from fxshard.runtime.calls.options import check_choice, check_number
-from fxshard.runtime.checkpoint.blocks import assigned, ranks_of, with_checksums
+from fxshard.runtime.checkpoint.blocks import assign_writers, ranks_of, with_checksums
 from fxshard.runtime.checkpoint.dcp import METADATA, check_dcp, dcp_state, open_dcp, write_dcp
-from fxshard.runtime.checkpoint.folder import INDEX, check_parts, finish, fresh_folder, open_folder, replace_file, write_part
+from fxshard.runtime.checkpoint.folder import INDEX, check_parts, commit_index, new_folder, open_folder, replace_file, write_part
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
-from fxshard.runtime.checkpoint.single import SUFFIX, open_single, write_single
-from fxshard.runtime.checkpoint.source import Source
+from fxshard.runtime.checkpoint.json_values import decode
+from fxshard.runtime.checkpoint.reader import Source
+from fxshard.runtime.checkpoint.single_file import SUFFIX, open_single, write_single
 from fxshard.runtime.checkpoint.state import (
     EXTRA,
     OPTIMIZER,
     RANDOM,
     State,
     check_model,
-    collect,
+    collect_state,
     generators,
     model_tensors,
     named_state,
@@ -35,7 +36,6 @@ from fxshard.runtime.checkpoint.state import (
     restore_generators,
     restore_model,
 )
-from fxshard.runtime.checkpoint.tree import decode
 from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, default_group
 from fxshard.runtime.ranks.launch import checksum, difference
 
@@ -72,7 +72,7 @@ def save_checkpoint(
     check_number("timeout", timeout, optional=False)
     check_choice("format", format, ("safetensors", "dcp"))
     target = Path(path)
-    state = collect(model, optimizer, extra)
+    state = collect_state(model, optimizer, extra)
     group, ranks = _group(state.tensors)
     number = ranks.index(group.rank) if group else 0
     index = _index(state, ranks, generators(model), number)
@@ -85,9 +85,9 @@ def save_checkpoint(
             check_dcp(target, len(ranks))
         elif not in_place and target.is_dir():
             raise FileError("a folder stands where the file is to be", where=str(target), remedy="name a file")
-        return fresh_folder(parts)
+        return new_folder(parts)
 
-    fields = _fields(target, state)
+    fields = _compared_fields(target, state)
     folder = _agree(group, f"save a checkpoint to {target}", json.dumps(fields), prepare, timeout)
     index = replace(index, folder=folder)
 
@@ -104,7 +104,7 @@ def save_checkpoint(
             replace_file(parts / folder, target)
         else:
             check_parts(parts / folder, len(ranks))
-            finish(parts, with_checksums(index, [json.loads(notes[rank]) for rank in sorted(notes)]))
+            commit_index(parts, with_checksums(index, [json.loads(notes[rank]) for rank in sorted(notes)]))
         if format != "dcp" and not in_place:
             write_single(target, parts / f"whole{SUFFIX}", open_folder(parts))
         if not in_place:
@@ -185,7 +185,7 @@ def _group(tensors: Mapping[str, torch.Tensor]) -> tuple[Group | None, tuple[int
 
 def _index(state: State, ranks: Sequence[int], own: Mapping[str, torch.Tensor], number: int) -> Index:
     """The index that says where everything is written; adds this rank's generators to ``state``. Generators of one kind have one size."""
-    entries = assigned(state.tensors, ranks)
+    entries = assign_writers(state.tensors, ranks)
     for kind, tensor in own.items():
         for other in range(len(ranks)):
             chunk = Chunk(other, (0,), tuple(tensor.shape))
@@ -194,7 +194,7 @@ def _index(state: State, ranks: Sequence[int], own: Mapping[str, torch.Tensor], 
     return Index(entries, state.aliases, state.values, ranks=len(ranks))
 
 
-def _fields(path: Path, state: State) -> dict[str, str]:
+def _compared_fields(path: Path, state: State) -> dict[str, str]:
     """Values that must be equal on all ranks: names, shapes, layouts, the optimiser's options, the user's values."""
     values = {"options of the optimiser": state.values.get(OPTIMIZER), "extra": state.values[EXTRA]}
     said = {"checkpoint": str(path), **{name: json.dumps(value) for name, value in values.items()}}

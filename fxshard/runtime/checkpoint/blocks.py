@@ -34,7 +34,7 @@ def ranks_of(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
     return next(iter(found), None)
 
 
-def assigned(tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> dict[str, Entry]:
+def assign_writers(tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> dict[str, Entry]:
     """The blocks of each tensor with their writers; a plain tensor is equal on all ranks."""
     load = [0] * len(ranks)
     entries = {}

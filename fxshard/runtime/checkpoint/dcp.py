@@ -23,8 +23,8 @@ import torch.distributed.checkpoint as dcp
 from fxshard.errors import FileError, OptionError
 from fxshard.files import REMAKE, parse_json, read_bytes
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
-from fxshard.runtime.checkpoint.source import Source
-from fxshard.runtime.checkpoint.tree import encode
+from fxshard.runtime.checkpoint.json_values import encode
+from fxshard.runtime.checkpoint.reader import Source
 
 METADATA = ".metadata"
 MODEL, OPTIMIZERS, OWN, VALUES = "model", ("optim", "optimizer"), "fxshard", "values"

@@ -21,20 +21,20 @@ from fxshard.errors import FileError
 from fxshard.files import REMAKE, read_bytes
 from fxshard.runtime.checkpoint.blocks import local_value
 from fxshard.runtime.checkpoint.index import Chunk, Index, read_index
-from fxshard.runtime.checkpoint.safe_file import ROOM, Piece, SafeFile, write_file
-from fxshard.runtime.checkpoint.source import Source
+from fxshard.runtime.checkpoint.reader import Source
+from fxshard.runtime.checkpoint.safetensors_file import WRITE_REMEDY, Piece, SafetensorsFile, write_file
 
 INDEX = "index.json"
 _DATA = re.compile(r"data-[0-9a-f]{16}")
 
 
-def fresh_folder(path: Path) -> str:
+def new_folder(path: Path) -> str:
     """Creates a subfolder for the ranks' files in ``path`` and returns its name; raises FileError."""
     name = f"data-{secrets.token_hex(8)}"
     try:
         (path / name).mkdir(parents=True)
     except OSError as error:
-        raise FileError(f"cannot make the folder: {error.strerror or error}", where=str(path), remedy=ROOM) from error
+        raise FileError(f"cannot make the folder: {error.strerror or error}", where=str(path), remedy=WRITE_REMEDY) from error
     return name
 
 
@@ -63,13 +63,13 @@ def check_parts(folder: Path, ranks: int) -> None:
         raise FileError(f"the file of rank {absent[0]} is not to be seen from the rank that finishes", where=str(folder), remedy=remedy)
 
 
-def finish(path: Path, index: Index) -> None:
+def commit_index(path: Path, index: Index) -> None:
     """Makes ``index`` the current one, then removes the files of earlier checkpoints."""
     fresh = path / f"{INDEX}.new"  # a fixed name, so that it overwrites one left by a killed process
     try:
         fresh.write_text(index.to_json())
     except OSError as error:
-        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(fresh), remedy=ROOM) from error
+        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(fresh), remedy=WRITE_REMEDY) from error
     replace_file(fresh, path / INDEX)
     for other in path.iterdir():
         if _DATA.fullmatch(other.name) and other.name != index.folder:
@@ -83,7 +83,7 @@ def open_folder(path: Path) -> Source:
     if not index.folder:
         raise FileError("the index names no folder", where=str(path / INDEX), remedy=REMAKE)
     folder = path / index.folder
-    file = lru_cache(maxsize=None)(lambda number: SafeFile(folder / rank_file(number)))
+    file = lru_cache(maxsize=None)(lambda number: SafetensorsFile(folder / rank_file(number)))
 
     def block(name: str, chunk: Chunk) -> torch.Tensor:
         return file(chunk.file).read(name, chunk.crc32)
@@ -97,7 +97,7 @@ def replace_file(fresh: Path, target: Path) -> None:
         sync(fresh)
         os.replace(fresh, target)
     except OSError as error:
-        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(target), remedy=ROOM) from error
+        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(target), remedy=WRITE_REMEDY) from error
     sync(target.parent)
 
 
@@ -106,7 +106,7 @@ def sync(path: Path) -> None:
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise FileError(f"cannot open it: {error.strerror}", where=str(path), remedy=ROOM) from error
+        raise FileError(f"cannot open it: {error.strerror}", where=str(path), remedy=WRITE_REMEDY) from error
     with contextlib.suppress(OSError):  # some file systems do not support it
         os.fsync(handle)
     os.close(handle)

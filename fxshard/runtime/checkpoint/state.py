@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from fxshard.errors import FileError, OptionError, a_kind
-from fxshard.runtime.checkpoint.source import Source
-from fxshard.runtime.checkpoint.tree import decode, encode
+from fxshard.runtime.checkpoint.json_values import decode, encode
+from fxshard.runtime.checkpoint.reader import Source
 
 OPTIMIZER, GROUPS, RANDOM, EXTRA = "optimizer", "optimizer_groups", "random", "extra"
 _OWN = tuple(f"{word}/" for word in (OPTIMIZER, GROUPS, RANDOM, EXTRA))
@@ -32,7 +32,7 @@ class State:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def collect(model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Any) -> State:
+def collect_state(model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Any) -> State:
     """The state that all ranks share, without random numbers; raises OptionError for values that a checkpoint cannot hold."""
     state = State()
     seen: dict[int, str] = {}
@@ -54,7 +54,7 @@ def collect(model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: An
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimiser's ``state_dict`` with names instead of numbers, like torch's ``get_optimizer_state_dict``; takes no step."""
-    said, names = optimizer.state_dict(), _numbered(model, optimizer)
+    said, names = optimizer.state_dict(), _parameter_names(model, optimizer)
     groups = [{**group, "params": [names[i] for i in group["params"]]} for group in said["param_groups"]]
     return {"state": {names[i]: one for i, one in said["state"].items()}, "param_groups": groups}
 
@@ -69,7 +69,7 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, value
 
 
-def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """The names of an optimiser's parameters, in its order."""
     names = {id(p): name for name, p in model.named_parameters()}
     found = []
@@ -124,7 +124,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, source: 
     values = source.index.values.get(OPTIMIZER)
     if values is None:
         raise FileError("the checkpoint has no optimiser's state", where=source.where, remedy="load it without optimizer=")
-    names = _numbered(model, optimizer)
+    names = _parameter_names(model, optimizer)
     parameters = dict(model.named_parameters())
     groups = decode(_get(values, "param_groups", list, source), source.whole, source.where)
     _check_groups(optimizer, names, groups, source)
@@ -132,7 +132,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, source: 
     state = {}
     for number, name in enumerate(names):
         if (held := stored.get(name, stored.get(source.index.aliases.get(name, name)))) is not None:
-            state[number] = decode(held, _like(parameters[name], source), source.where)
+            state[number] = decode(held, _reader_like(parameters[name], source), source.where)
     numbers = {name: number for number, name in enumerate(names)}
     renamed = [{**group, "params": [numbers[n] for n in own]} for group, own in _zip_groups(optimizer, names, groups)]
     return {"state": state, "param_groups": renamed}
@@ -166,7 +166,7 @@ def _check_groups(optimizer: torch.optim.Optimizer, names: Sequence[str], groups
             )
 
 
-def _like(parameter: torch.Tensor, source: Source) -> Callable[[str], torch.Tensor]:
+def _reader_like(parameter: torch.Tensor, source: Source) -> Callable[[str], torch.Tensor]:
     """A function that reads state of ``parameter``: in the parameter's layout if it has its shape, else replicated.
 
     A step count is a plain tensor, as torch's optimisers keep it.

@@ -28,9 +28,9 @@ from fxshard.graph.planning_graph import is_getitem, is_number
 from fxshard.runtime.compile.cuts import CutCosts, epilogue_nodes, is_view, stays_outside
 from fxshard.runtime.compile.repeats import encode, find_runs
 from fxshard.runtime.compile.size_nodes import (
+    coordinate_values,
     input_symbols,
     numbers_are_data_independent,
-    numbers_of,
     symbols_in,
     value_operands,
     with_operands,
@@ -171,7 +171,7 @@ def _value_operands(node: fx.Node) -> list[fx.Node]:
 
 def _value_signature(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        numbers = tuple(map(plain, numbers_of(value)))
+        numbers = tuple(map(plain, coordinate_values(value)))
         if value.layout != torch.strided:
             return numbers, value.dtype, str(value.device), str(value.layout)
         offset = numbers[-1]  # kernels for GPUs use vector loads if the alignment allows them

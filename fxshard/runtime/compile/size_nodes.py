@@ -22,7 +22,7 @@ def value_operands(node: fx.Node) -> list[fx.Node]:
     return [n for n in node.all_input_nodes if not is_number(n)]
 
 
-def numbers_of(value: torch.Tensor) -> tuple[Any, ...]:
+def coordinate_values(value: torch.Tensor) -> tuple[Any, ...]:
     """Sizes, strides and offset of a tensor; only the sizes of a sparse one."""
     return (*value.shape, *value.stride(), value.storage_offset()) if value.layout == torch.strided else tuple(value.shape)
 
@@ -30,7 +30,7 @@ def numbers_of(value: torch.Tensor) -> tuple[Any, ...]:
 def numbers_in(values: Iterable[Any]) -> Iterator[Any]:
     """The numbers of the tensors in ``values``, and all leaves that are no tensors."""
     for leaf in pytree.tree_leaves(list(values)):
-        yield from numbers_of(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
+        yield from coordinate_values(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
 
 
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:

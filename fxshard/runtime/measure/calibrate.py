@@ -40,7 +40,7 @@ from fxshard.mesh.mesh import Mesh, parse_mesh, preset_of_device
 from fxshard.runtime.groups import gloo_threads
 from fxshard.runtime.groups.local_ranks import wait_for
 from fxshard.runtime.measure.calibration import Calibration, file_rows, report
-from fxshard.runtime.measure.measure import EFFORTS, LEAST, Clock, measure_collectives, measure_ops
+from fxshard.runtime.measure.measure import EFFORTS, MIN_TIME, Clock, measure_collectives, measure_ops
 
 STORE = "FXSHARD_CALIBRATE_STORE"
 SECONDS = 1800
@@ -102,37 +102,37 @@ def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
     if device == "cuda":
         torch.cuda.set_device(place)
     if mesh.size > 1:
-        _join(rank, mesh.size, device)
+        _init_process_group(rank, mesh.size, device)
     try:
         clock = Clock(place, EFFORTS[device, quick])
-        _say(rank, f"measuring operators on {_device_name(device)}, {mesh.size} rank(s) at once ...")
+        _print_on_first(rank, f"measuring operators on {_device_name(device)}, {mesh.size} rank(s) at once ...")
         launch, ops = measure_ops(clock)
-        hardware = fit_device(_base(device), ops, launch)
+        hardware = fit_device(_base_preset(device), ops, launch)
         if mesh.size == 1:
-            return Calibration(rounded(hardware), _effort(mesh, device, quick), tuple(op_errors(hardware, ops)))
-        _say(rank, f"measuring collectives on {mesh} ...")
+            return Calibration(rounded(hardware), _provenance(mesh, device, quick), tuple(op_errors(hardware, ops)))
+        _print_on_first(rank, f"measuring collectives on {mesh} ...")
         device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
         gloo_threads.set_policy()
         times = measure_collectives(clock, device_mesh)
-        for what in _lost_in_noise(mesh, times):
-            _say(rank, f"warning: {what}; is other work running here? Measure again, without --quick")
+        for what in _noise_warnings(mesh, times):
+            _print_on_first(rank, f"warning: {what}; is other work running here? Measure again, without --quick")
         hardware = rounded(fit_links(Mesh(_sizes(mesh), hardware), times))
         curves, links = (tuple(collective_errors(h, mesh, times)) for h in (hardware, drop_collective_curves(hardware)))
-        return Calibration(hardware, _effort(mesh, device, quick), tuple(op_errors(hardware, ops)), curves, links)
+        return Calibration(hardware, _provenance(mesh, device, quick), tuple(op_errors(hardware, ops)), curves, links)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _lost_in_noise(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
+def _noise_warnings(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
     found = []
-    if lost := sum(t.time <= LEAST for t in times):
+    if lost := sum(t.time <= MIN_TIME for t in times):
         found.append(f"{lost} of {len(times)} measurements of collectives are lost in noise: plans take them for free, which they are not")
     found += [f"more bytes took {one} no longer: the links price it, for want of a curve" for one in noisy_collectives(mesh, times)]
     return found
 
 
-def _join(rank: int, ranks: int, device: str) -> None:
+def _init_process_group(rank: int, ranks: int, device: str) -> None:
     backend, wait = {"cpu": "gloo", "cuda": "nccl"}[device], timedelta(seconds=120)
     given: dict[str, Any] = {"device_id": torch.device(device, torch.cuda.current_device())} if device == "cuda" else {}
     if STORE in os.environ:
@@ -140,7 +140,7 @@ def _join(rank: int, ranks: int, device: str) -> None:
     dist.init_process_group(backend, timeout=wait, **given)
 
 
-def _base(device: str) -> Hardware:
+def _base_preset(device: str) -> Hardware:
     """The preset for this kind of device, with this cluster's number of devices per node."""
     preset = HARDWARE[preset_of_device(device)]
     here, ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 0)), int(os.environ.get("WORLD_SIZE", 0))
@@ -159,12 +159,12 @@ def _sizes(mesh: Mesh) -> dict[str, int]:
     return dict(zip(mesh.axis_names, mesh.shape, strict=True))
 
 
-def _say(rank: int, text: str) -> None:
+def _print_on_first(rank: int, text: str) -> None:
     if rank == 0:
         print(text, file=sys.stderr, flush=True)
 
 
-def _effort(mesh: Mesh, device: str, quick: bool) -> dict[str, str]:
+def _provenance(mesh: Mesh, device: str, quick: bool) -> dict[str, str]:
     """What was measured and how, for readers of the file."""
     threads = {} if device == "cuda" else {"threads": str(torch.get_num_threads())}
     how = {

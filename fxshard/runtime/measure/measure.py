@@ -27,12 +27,12 @@ from fxshard.runtime.groups.reduce_scatter import reduce_scatter
 c10d = torch.ops._c10d_functional
 Work = Callable[[], object]
 DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float64), "cuda": (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
-LEAST = 1.0
+MIN_TIME = 1.0
 """Lower limit on the time of a collective, in microseconds, used where noise exceeds the measured difference."""
-BETWEEN, TURNS = 4000.0, 6
+PRODUCTS_TIME, REPETITIONS = 4000.0, 6
 """Microseconds of matrix products before each collective, and repetitions of both in a batch. A collective takes longer after long products
 than after short ones, because ranks are not equally fast and the sending threads have slept meanwhile (decisions 0032, 0033)."""
-TRIES = 4
+ATTEMPTS = 4
 """Maximum number of attempts to measure collectives, while noise hides some or the largest takes no longer than the smallest; the rounds of
 all attempts count."""
 ELEMENT = 4
@@ -71,11 +71,11 @@ class Clock:
         rounds = [[self._batch(work, n) / n for work, n in zip(works, counts, strict=True)] for _ in range(self.effort.rounds)]
         return self._slowest([min(times) for times in zip(*rounds, strict=True)])
 
-    def few_rounds(self, works: Sequence[Work], count: int) -> list[list[float]]:
+    def some_rounds(self, works: Sequence[Work], count: int) -> list[list[float]]:
         """A quarter of the rounds: microseconds per call of each work in batches of ``count``, on this rank."""
         return [[self._batch(work, count) / count for work in works] for _ in range(max(3, self.effort.rounds // 4))]
 
-    def typical(self, rounds: Sequence[Sequence[float]]) -> list[float]:
+    def medians(self, rounds: Sequence[Sequence[float]]) -> list[float]:
         """The median over rounds of each work, on the slowest rank."""
         return self._slowest([statistics.median(times) for times in zip(*rounds, strict=True)])
 
@@ -206,31 +206,31 @@ def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[Collectiv
         2**clock.effort.buffer // ELEMENT + device_mesh.size(), device=clock.device
     )
     calls = [_collective(kind, size, device_mesh, axis, pool) for kind, axis, size, _ in cases]
-    busy = _busy(clock)
-    beyond = _beyond(clock, busy, [partial(_one_after_another, busy, work) for work, _ in calls], len(powers))
+    busy = _product_work(clock)
+    beyond = _times_beyond(clock, busy, [partial(_one_after_another, busy, work) for work, _ in calls], len(powers))
     return [CollectiveTime(kind, axis, sent, t, fitted) for (kind, axis, _, fitted), (_, sent), t in zip(cases, calls, beyond, strict=True)]
 
 
-def _beyond(clock: Clock, busy: Work, works: Sequence[Work], sizes: int) -> list[float]:
+def _times_beyond(clock: Clock, busy: Work, works: Sequence[Work], sizes: int) -> list[float]:
     """Microseconds that each work takes beyond ``busy``; LEAST where noise still exceeds that after all tries.
 
     ``works``: for each collective, its ``sizes`` measurements in ascending order of size.
     """
     rounds: list[list[float]] = []
-    for _ in range(TRIES):
-        rounds += clock.few_rounds([busy, *works], TURNS)
-        alone, *times = clock.typical(rounds)
-        if min(times) - alone > LEAST and all(times[i] < times[i + sizes - 1] for i in range(0, len(times), sizes)):
+    for _ in range(ATTEMPTS):
+        rounds += clock.some_rounds([busy, *works], REPETITIONS)
+        alone, *times = clock.medians(rounds)
+        if min(times) - alone > MIN_TIME and all(times[i] < times[i + sizes - 1] for i in range(0, len(times), sizes)):
             break
-    return [max(t - alone, LEAST) for t in times]
+    return [max(t - alone, MIN_TIME) for t in times]
 
 
-def _busy(clock: Clock) -> Work:
-    """Matrix products that take about ``BETWEEN``."""
+def _product_work(clock: Clock) -> Work:
+    """Matrix products that take about ``PRODUCTS_TIME``."""
     side = clock.effort.product // 2
     a, b, out = (torch.rand(side, side, device=clock.device) for _ in range(3))
     work = partial(torch.mm, a, b, out=out)
-    count = clock.count(work, BETWEEN)
+    count = clock.count(work, PRODUCTS_TIME)
 
     def products() -> None:
         for _ in range(count):

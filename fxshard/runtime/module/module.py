@@ -73,7 +73,7 @@ from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
-from fxshard.runtime.ranks.launch import announce, compare, folder_of_one, leads, mesh_ranks, objection, share_plan, versions
+from fxshard.runtime.ranks.launch import announce, compare, leader_folder, leads, mesh_ranks, objection, share_plan, versions
 from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
 
 _MODE_NAMES = {True: "training", False: "inference"}
@@ -385,7 +385,7 @@ class ShardedForward:
     def _dump(self, train: bool) -> Dump:
         """The dump folder of this module's next program, on the lowest rank of the mesh; False on the others."""
         count = len({made.runner for found in self.by_size_free_key.values() for made in found})
-        return folder_of_one(self.settings.dump, self.device_mesh, f"{count:02d}_{'train' if train else 'eval'}")
+        return leader_folder(self.settings.dump, self.device_mesh, f"{count:02d}_{'train' if train else 'eval'}")
 
     def _plan(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool, dump: Dump, here: Sequence[DynamicDim]) -> ShardingPlan:
         s, sampled = self.settings, sampled_sizes(self.sampled, graph, here, first=first)

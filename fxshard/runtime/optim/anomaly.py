@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.shards import IS_ANY_TRUE, handle_dtensors
-from fxshard.runtime.optim.grad_scaler import parted
+from fxshard.runtime.optim.grad_scaler import sharding_axes
 from fxshard.runtime.ranks.watchdog import watching
 
 
@@ -28,7 +28,7 @@ def _is_any_true(op: Any, args: Sequence[Any], kwargs: Any) -> torch.Tensor:
     (value,) = args
     assert isinstance(value, DTensor)
     found = value.to_local().any().to(torch.float32)
-    for mesh, axis in parted([value]):
+    for mesh, axis in sharding_axes([value]):
         group = mesh.get_group(axis)
         with watching("tell each other whether a gradient is NaN", group):
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)

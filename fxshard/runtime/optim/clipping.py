@@ -68,8 +68,8 @@ def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.
         meshes.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
     parts = []
     for mesh, found in meshes.items():
-        own = [x for grad in found if (x := _counted_here(grad)) is not None and x.numel()]
-        part = _power(own, order, found[0].device)
+        own = [x for grad in found if (x := _own_part(grad)) is not None and x.numel()]
+        part = _partial_norm(own, order, found[0].device)
         for axis in range(0 if mesh is None else mesh.ndim):
             assert mesh is not None
             group = mesh.get_group(axis)
@@ -83,7 +83,7 @@ def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.
     return largest.where(joint[:, 1].amax() == 0, torch.full_like(largest, math.nan))
 
 
-def _power(own: Sequence[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
+def _partial_norm(own: Sequence[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
     """[2], float64: the sum of |x| ** order, or the largest |x|; and whether there is a NaN, which a backend's maximum may drop."""
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for x in own:
@@ -100,7 +100,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _counted_here(grad: torch.Tensor) -> torch.Tensor | None:
+def _own_part(grad: torch.Tensor) -> torch.Tensor | None:
     """This rank's part of a gradient; None if a rank with a lower index on a replicating axis counts the same part."""
     if not isinstance(grad, DTensor):
         return grad

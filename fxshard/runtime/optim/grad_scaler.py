@@ -32,13 +32,13 @@ def _check_and_unscale(op: Any, args: Sequence[Any], kwargs: Any) -> None:
     """Multiplies ``grads`` by ``inverse`` in place; sets ``found``, a float32 scalar, to 1 on all ranks if any entry is not finite."""
     grads, found, inverse = args
     op([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads], found, inverse)
-    for mesh, axis in parted(grads):
+    for mesh, axis in sharding_axes(grads):
         group = mesh.get_group(axis)
         with watching("tell each other whether a gradient is infinite", group):
             dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
 
 
-def parted(grads: Sequence[Tensor]) -> list[tuple[DeviceMesh, int]]:
+def sharding_axes(grads: Sequence[Tensor]) -> list[tuple[DeviceMesh, int]]:
     """The (mesh, axis) pairs over which ranks hold different parts of some gradient; in the same order on all ranks."""
     found = [
         (grad.device_mesh, axis)

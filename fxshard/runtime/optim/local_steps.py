@@ -43,16 +43,16 @@ ELEMENTWISE = frozenset(
 NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
 """State that is one plain number per parameter; all other state has the parameter's shape."""
 
-UNSURE = ("capturable", "differentiable")
+DTENSOR_ONLY = ("capturable", "differentiable")
 """Settings of a group that require DTensor's own path."""
 
-MARK = "fxshard_steps_locally"
+STEPS_LOCALLY = "fxshard_steps_locally"
 
 
 def step_locally(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Makes element-wise optimisers of ``torch.optim`` step on the shards of these parameters (DTensors) from now on."""
     for parameter in parameters:
-        setattr(parameter, MARK, True)
+        setattr(parameter, STEPS_LOCALLY, True)
     _install()
 
 
@@ -78,11 +78,11 @@ def _is_ours(optimizer: optim.Optimizer) -> bool:
     """Whether some parameters come from ``parallelize``, and none is another DTensor."""
     some = False
     for group in optimizer.param_groups:
-        if any(group.get(name) for name in UNSURE):
+        if any(group.get(name) for name in DTENSOR_ONLY):
             return False
         for parameter in group["params"]:
             if isinstance(parameter, DTensor):
-                if not hasattr(parameter, MARK):
+                if not hasattr(parameter, STEPS_LOCALLY):
                     return False
                 some = True
     return some

@@ -31,12 +31,12 @@ import torch.distributed as dist
 from fxshard.errors import FxshardError, OptionError, RunError
 
 PIECE = 1 << 20  # bytes in one value of the store; a TCPStore takes up to 8 MiB
-GRACE = 10.0  # seconds for steps that wait for no user's code: an outcome announced to be written, or to be read
+GRACE = 10.0  # seconds for steps that do not wait for user code: writing or reading an announced outcome
 TIMEOUT = 300.0
 OTHER_CALL = "run the same program on all ranks: the same models and graphs, called in the same order"
 MISSING = "look for an earlier error in the output of the missing ranks; if they are only slow, raise timeout (seconds)"
 UNFINISHED = "raise timeout (seconds, planning included), or plan ahead (`fxshard plan ... -o plan.json`) and pass plan="
-LOST = "look for the first error among all ranks: the process that holds the store (rank 0, or torchrun's agent) has ended"
+STORE_LOST_REMEDY = "look for the first error among all ranks: the process that holds the store (rank 0, or torchrun's agent) has ended"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Meeting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and not self._known and not self._lost:
-            with contextlib.suppress(RunError):  # ours, or that of a rank that was first
+            with contextlib.suppress(RunError):  # our error, or that of a rank that settled first
                 self._settle(error=self._failure(error))
                 self._read()
         if self.leads and not self._lost:
@@ -131,11 +131,11 @@ class Meeting:
         if self._has("outcome"):
             self._refuse(None)
         if self._absent():
-            self._refuse(self._lateness())
+            self._refuse(self._timeout_error())
         came = {rank: json.loads(self._get(f"from/{rank}")) for rank in self._group.ranks}
         topics = {topic for topic, _ in came.values()}
         if len(topics) > 1:
-            self._refuse(self._mixed({rank: topic for rank, (topic, _) in came.items()}))
+            self._refuse(self._differing_topics({rank: topic for rank, (topic, _) in came.items()}))
         return {rank: note for rank, (_, note) in came.items()}
 
     def decide(self, text: str = "") -> None:
@@ -150,7 +150,7 @@ class Meeting:
     def outcome(self) -> str:
         """Waits for the leader's decision. Raises RunError with the leader's error, or naming the missing ranks."""
         if not self._poll(lambda: self._has("outcome"), self._deadline):
-            self._settle(error=self._lateness())
+            self._settle(error=self._timeout_error())
         return self._read()
 
     def _settle(self, text: str = "", error: RunError | None = None) -> None:
@@ -169,7 +169,7 @@ class Meeting:
 
     def _read(self) -> str:
         if not self._poll(lambda: self._has("outcome"), time.monotonic() + GRACE):
-            raise RunError(f"a rank ended while it settled how to {self._topic}", where=self._where(), remedy=LOST)
+            raise RunError(f"a rank ended while it settled how to {self._topic}", where=self._where(), remedy=STORE_LOST_REMEDY)
         value = json.loads(self._get("outcome"))
         data = b"".join(self._get(f"part/{i}") for i in range(value.get("parts", 0)))
         self._set(f"read/{self._group.rank}", b"1")
@@ -199,13 +199,13 @@ class Meeting:
         return [] if self._has(*keys.values()) else [rank for rank, key in keys.items() if not self._has(key)]
 
     def _failure(self, error: BaseException) -> RunError:
-        what = f"{self._me()} could not {self._topic}"
+        what = f"{self._own_name()} could not {self._topic}"
         if isinstance(error, FxshardError):
             return RunError(f"{what}: {error.what}", where=error.where, remedy=error.remedy)
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return RunError(f"{what}: {said}", where=self._where(), remedy=f"see the traceback in the output of {self._me()}")
+        return RunError(f"{what}: {said}", where=self._where(), remedy=f"see the traceback in the output of {self._own_name()}")
 
-    def _lateness(self) -> RunError:
+    def _timeout_error(self) -> RunError:
         absent, leader = self._absent(), name_ranks([self._group.leader])
         if not absent:
             what = f"{leader} did not {self._topic} within {self._timeout:g} s; all ranks are there"
@@ -214,16 +214,16 @@ class Meeting:
         what = f"{name_ranks(absent)} did not come to {self._topic} within {self._timeout:g} s; there: {here}"
         return RunError(what, where=self._where(), remedy=MISSING)
 
-    def _mixed(self, topics: dict[int, str]) -> RunError:
+    def _differing_topics(self, topics: dict[int, str]) -> RunError:
         groups = {topic: [r for r in topics if topics[r] == topic] for topic in topics.values()}
         said = "; ".join(f"{name_ranks(ranks)} to {topic}" for topic, ranks in groups.items())
         return RunError(f"the ranks came to do different things: {said}", where=self._where(), remedy=OTHER_CALL)
 
-    def _me(self) -> str:
+    def _own_name(self) -> str:
         return name_ranks([self._group.rank])
 
     def _where(self) -> str:
-        return f"the process group's store, as seen by {self._me()}, of {name_ranks(self._group.ranks)}"
+        return f"the process group's store, as seen by {self._own_name()}, of {name_ranks(self._group.ranks)}"
 
     def _poll(self, ready: Callable[[], bool], until: float) -> bool:
         """Polls until ``ready`` or ``until`` (monotonic seconds), at least once; less often if many ranks share the store.
@@ -244,8 +244,8 @@ class Meeting:
             yield self._group.store
         except RuntimeError as error:  # torch's DistError and its kinds are RuntimeErrors
             self._lost = True
-            what = f"{self._me()} lost the process group's store while it was to {self._topic}: {error}"
-            raise RunError(what, where=self._where(), remedy=LOST) from error
+            what = f"{self._own_name()} lost the process group's store while it was to {self._topic}: {error}"
+            raise RunError(what, where=self._where(), remedy=STORE_LOST_REMEDY) from error
 
     def _has(self, *keys: str) -> bool:
         with self._store() as store:

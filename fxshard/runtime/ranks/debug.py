@@ -16,7 +16,7 @@ from fxshard._torch_compat import TorchDispatchMode, named_arguments
 from fxshard.errors import RunError
 from fxshard.runtime.rank_graph.bind import axis_of_group
 from fxshard.runtime.ranks.agreement import Meeting, default_group, name_ranks
-from fxshard.runtime.ranks.heartbeat import Doing
+from fxshard.runtime.ranks.heartbeat import Activity
 from fxshard.runtime.ranks.record import kind_of
 
 REMEDY = "build the same program on all ranks (versions, options, files); what a rank compiles is in dump="
@@ -27,15 +27,15 @@ def debugging(chosen: bool = False) -> bool:
     return chosen or os.environ.get("FXSHARD_DEBUG", "0") not in ("", "0")
 
 
-class Checks(TorchDispatchMode):
+class CollectiveChecks(TorchDispatchMode):
     """While active, ``ranks`` compare each collective before issuing it, and at the end check that none is missing.
 
     Raises RunError on all ranks, which names the differing collectives and their node, or the ranks that did not come within ``timeout``.
     """
 
-    def __init__(self, doing: Doing, ranks: Sequence[int], timeout: float) -> None:
+    def __init__(self, activity: Activity, ranks: Sequence[int], timeout: float) -> None:
         super().__init__()
-        self.doing, self.ranks, self.timeout, self.count = doing, ranks, timeout, 0
+        self.activity, self.ranks, self.timeout, self.count = activity, ranks, timeout, 0
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)
@@ -65,9 +65,9 @@ class Checks(TorchDispatchMode):
     def _difference(self, notes: dict[int, str]) -> RunError:
         held = {said: name_ranks(r for r in notes if notes[r] == said) for said in notes.values()}
         what = "the ranks are about to issue different collectives: " + "; ".join(f"{ranks}: {said}" for said, ranks in held.items())
-        names = self.doing.names()
+        names = self.activity.names()
         node = names[self.count - 1] if self.count <= len(names) else "its end"
-        return RunError(what, where=f"{node} (collective {self.count} of {len(names)} of {self.doing.what}), as planned", remedy=REMEDY)
+        return RunError(what, where=f"{node} (collective {self.count} of {len(names)} of {self.activity.what}), as planned", remedy=REMEDY)
 
 
 def signature(kind: str, func: Any, args: Sequence[Any]) -> str:

@@ -3,7 +3,7 @@
 Keys are under ``fxshard/life/``, where <n> counts the process groups that this rank has had on this store:
 
     starts/<rank>     the number of process groups so far: the next <n>; never deleted
-    <n>/<rank>        ``Life`` as JSON, rewritten with each beat
+    <n>/<rank>        ``RankStatus`` as JSON, rewritten with each beat
     <n>/fault         the first fault, as JSON, so that all ranks report the same one
 
 The heartbeat thread has its own connection, so that a blocking wait on the store does not silence it. Collectives cost nothing extra: the
@@ -31,14 +31,14 @@ from fxshard.runtime.ranks.agreement import default_group
 
 PERIOD = 0.5
 """Seconds between beats."""
-LOST = 5
+MISSED_BEATS = 5
 """Missed beats after which a rank counts as lost."""
 PATIENCE = 5.0
 """Seconds to wait for an answer from the store."""
 
 
 @dataclass(frozen=True)
-class Life:
+class RankStatus:
     """What a rank reports about itself.
 
     ``state``: "outside" of watched code, "inside", "cut off" (its collective failed because of another rank), "raised", "ended", or "never
@@ -58,7 +58,7 @@ class Life:
 
 
 @dataclass(eq=False)
-class Doing:
+class Activity:
     """An activity that others may wait for: ``what``, in words, on ``groups``.
 
     ``names``: its collectives in order of issue, computed on demand; empty if unknown. ``alarm`` is called in its own thread after each
@@ -69,7 +69,7 @@ class Doing:
     groups: Sequence[Any]
     names: Callable[[], Sequence[str]] = tuple
     limit: float = math.inf
-    alarm: Callable[[Doing], None] | None = None
+    alarm: Callable[[Activity], None] | None = None
     count: int = 0
     start: int = field(default=0, init=False)
 
@@ -92,37 +92,37 @@ class Doing:
         return f"{names[number - 1]} (collective {number} of {len(names)} of {call})"
 
 
-class Heart:
+class Heartbeat:
     """This rank's heartbeat in one store, and access to that of the other ranks."""
 
     def __init__(self, store: Any, rank: int, period: float = PERIOD) -> None:
         self.store, self.rank, self.period = _connection(store), rank, period
         self.base = f"fxshard/life/{self.store.add(f'fxshard/life/starts/{rank}', 1)}"
         self.calls = self.beats = 0
-        self.doing: Doing | None = None
+        self.activity: Activity | None = None
         self.last, self.state, self.said = "", "outside", ""
         self.lock, self.stopped = threading.Lock(), threading.Event()
         self.write()
         self.thread = threading.Thread(target=self._beat, name="fxshard heartbeat", daemon=True)
         self.thread.start()
-        Finalize(None, self.goodbye, exitpriority=0)  # at process exit, also if multiprocessing started it
+        Finalize(None, self.report_end, exitpriority=0)  # at process exit, also if multiprocessing started it
 
-    def enter(self, doing: Doing) -> Doing | None:
-        """Records that this rank now does ``doing``; returns the previous activity, for ``leave``."""
-        before, self.doing = self.doing, doing
-        doing.begin()
+    def enter(self, activity: Activity) -> Activity | None:
+        """Records that this rank now does ``activity``; returns the previous activity, for ``leave``."""
+        before, self.activity = self.activity, activity
+        activity.begin()
         self.calls += 1
         failed, self.state = self.state in ("raised", "cut off"), "inside"
         if failed:  # overwrite the old failure now, not at the next beat
-            self.tell("inside")
+            self.report("inside")
         return before
 
-    def leave(self, before: Doing | None) -> None:
-        self.doing = before
+    def leave(self, before: Activity | None) -> None:
+        self.activity = before
         if self.state == "inside" and before is None:
             self.state = "outside"
 
-    def tell(self, state: str, said: str = "") -> None:
+    def report(self, state: str, said: str = "") -> None:
         """Writes ``state`` and the current place at once; does nothing if the store is gone."""
         self.state, self.said = state, said
         with contextlib.suppress(RuntimeError):
@@ -131,15 +131,18 @@ class Heart:
     def write(self) -> None:
         """Raises RuntimeError if the store is gone."""
         with self.lock:
-            doing = self.doing
+            activity = self.activity
             self.beats += 1
-            place, count = (doing.place(), doing.issued()) if doing is not None else ("", 0)
-            life = Life(self.beats, self.state, self.calls, count, place, self.said)
-            self.store.set(f"{self.base}/{self.rank}", json.dumps(asdict(life)))
+            place, count = (activity.place(), activity.issued()) if activity is not None else ("", 0)
+            status = RankStatus(self.beats, self.state, self.calls, count, place, self.said)
+            self.store.set(f"{self.base}/{self.rank}", json.dumps(asdict(status)))
 
-    def lives(self, ranks: Iterable[int]) -> dict[int, Life]:
+    def statuses(self, ranks: Iterable[int]) -> dict[int, RankStatus]:
         """The reports of ``ranks``. Raises RuntimeError if the store is gone."""
-        return {rank: Life(**json.loads(self.store.get(key))) if self.store.check([key]) else Life() for rank, key in self._keys(ranks)}
+        return {
+            rank: RankStatus(**json.loads(self.store.get(key))) if self.store.check([key]) else RankStatus()
+            for rank, key in self._keys(ranks)
+        }
 
     def settle(self, fault: str = "") -> str:
         """The first fault found on any rank; records ``fault`` if there is none. Raises RuntimeError if the store is gone."""
@@ -148,11 +151,11 @@ class Heart:
             return self.store.compare_set(key, "", fault).decode()
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
-    def goodbye(self) -> None:
+    def report_end(self) -> None:
         """The last report: this process ends, with its error if any."""
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)
         self.stop()
-        self.tell("ended", said_of(error) if isinstance(error, Exception) else "")
+        self.report("ended", first_line(error) if isinstance(error, Exception) else "")
 
     def stop(self) -> None:
         self.stopped.set()
@@ -167,36 +170,36 @@ class Heart:
                 self.write()
             except RuntimeError:  # whoever needs the store reports that it is gone
                 return
-            doing = self.doing
-            now = (self.calls, doing.issued() if doing is not None else 0)
-            if doing is None or now != seen:
+            activity = self.activity
+            now = (self.calls, activity.issued() if activity is not None else 0)
+            if activity is None or now != seen:
                 seen, since = now, time.monotonic()
-            elif doing.alarm is not None and time.monotonic() - since > doing.limit:
+            elif activity.alarm is not None and time.monotonic() - since > activity.limit:
                 since = time.monotonic()
-                threading.Thread(target=doing.alarm, args=(doing,), name="fxshard alarm", daemon=True).start()
+                threading.Thread(target=activity.alarm, args=(activity,), name="fxshard alarm", daemon=True).start()
 
 
-def said_of(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """``ValueError: its first line``."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
-_HEART: list[tuple[Any, Heart]] = []
+_HEARTBEAT: list[tuple[Any, Heartbeat]] = []
 
 
-def heart() -> Heart | None:
+def heartbeat() -> Heartbeat | None:
     """This process's heartbeat, started on first use; None if it is alone. One per default process group."""
     group = default_group()
     if group is None:
         return None
     world = dist.group.WORLD
-    if _HEART and _HEART[0][0] is world:
-        return _HEART[0][1]
-    for _, old in _HEART:
+    if _HEARTBEAT and _HEARTBEAT[0][0] is world:
+        return _HEARTBEAT[0][1]
+    for _, old in _HEARTBEAT:
         old.stop()
-    _HEART[:] = [(world, Heart(group.store, group.rank))]
-    return _HEART[0][1]
+    _HEARTBEAT[:] = [(world, Heartbeat(group.store, group.rank))]
+    return _HEARTBEAT[0][1]
 
 
 def _connection(store: Any) -> Any:

@@ -65,7 +65,7 @@ def leads(device_mesh: DeviceMesh) -> bool:
     return not dist.is_initialized() or dist.get_rank() == mesh_ranks(device_mesh)[0]
 
 
-def folder_of_one(chosen: str | Path | None, device_mesh: DeviceMesh, name: str) -> Path | Literal[False] | None:
+def leader_folder(chosen: str | Path | None, device_mesh: DeviceMesh, name: str) -> Path | Literal[False] | None:
     """The folder ``name`` in the chosen one (or FXSHARD_DUMP) on the lowest rank, False on the others; None if none is chosen."""
     chosen = chosen or os.environ.get("FXSHARD_DUMP")
     if not chosen:
@@ -181,7 +181,7 @@ def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:
     if not differing:
         return None
     first, others = differing[0], list(map(_phrase, differing[1 : MOST + 1]))
-    what = f"the ranks differ in {_phrase(first)}: {_groups(held[first])}"
+    what = f"the ranks differ in {_phrase(first)}: {_values_by_rank(held[first])}"
     if others:
         more = f" and {len(differing) - 1 - MOST} others" if len(differing) - 1 > MOST else ""
         what += f" (and in {', '.join(others)}{more})"
@@ -211,7 +211,7 @@ def _order(name: str) -> int:
     return kinds.index(_kind(name)) if _kind(name) in kinds else len(kinds)
 
 
-def _groups(held: Mapping[str, list[int]], most: int = 4) -> str:
+def _values_by_rank(held: Mapping[str, list[int]], most: int = 4) -> str:
     """``ranks 0-2: a, rank 3: b``; long values are cut to where they differ."""
     values = list(held)
     same = next((i for i, characters in enumerate(zip(*values, strict=False)) if len(set(characters)) > 1), 0)

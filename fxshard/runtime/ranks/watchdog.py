@@ -29,10 +29,9 @@ from fxshard.passes.after_lowering.forward_backward import forward_collectives
 from fxshard.program.sharded_program import ProgramCollective
 from fxshard.runtime.groups.reduce_scatter import as_issued
 from fxshard.runtime.rank_graph.bind import BoundProgram
-from fxshard.runtime.ranks.agreement import LOST as STORE_LOST
-from fxshard.runtime.ranks.agreement import TIMEOUT, name_ranks
-from fxshard.runtime.ranks.debug import Checks, debugging
-from fxshard.runtime.ranks.heartbeat import LOST, Doing, Heart, Life, heart, said_of
+from fxshard.runtime.ranks.agreement import STORE_LOST_REMEDY, TIMEOUT, name_ranks
+from fxshard.runtime.ranks.debug import CollectiveChecks, debugging
+from fxshard.runtime.ranks.heartbeat import MISSED_BEATS, Activity, Heartbeat, RankStatus, first_line, heartbeat
 from fxshard.runtime.ranks.launch import mesh_ranks
 
 GRACE = 10.0
@@ -51,31 +50,31 @@ class Watchdog:
     """Runs the forward and backward of one program on this rank."""
 
     def __init__(self, bound: BoundProgram, timeout: float = TIMEOUT, debug: bool = False) -> None:
-        self.heart, self.timeout, self.debug = heart() if bound.groups else None, timeout, debugging(debug)
+        self.heartbeat, self.timeout, self.debug = heartbeat() if bound.groups else None, timeout, debugging(debug)
         self.ranks = mesh_ranks(bound.device_mesh)
-        if self.heart is None:
+        if self.heartbeat is None:
             return
         groups = [bound.device_mesh.get_group(i) for i in range(bound.program.mesh.ndim)]
-        limit = waits_for(timeout, self.heart.period)
-        self.limits = [_limit(group, bound.device, limit) for group in groups]
-        alarm = partial(_release, self.heart, self.ranks)
-        self.doing = {part: _doing(bound, part, groups, timeout + GRACE, alarm) for part in (FORWARD, BACKWARD)}
+        limit = collective_timeout(timeout, self.heartbeat.period)
+        self.timeouts = [_timeouts(group, bound.device, limit) for group in groups]
+        alarm = partial(_abort_stuck_collective, self.heartbeat, self.ranks)
+        self.activity = {part: _activity(bound, part, groups, timeout + GRACE, alarm) for part in (FORWARD, BACKWARD)}
 
     def run(self, part: str, function: Callable[[Any], Any], inputs: Any) -> Any:
         """Runs ``function(inputs)`` as one half of the program.
 
         If another rank was lost, raises RunError that names the rank to blame; other exceptions of ``function`` pass unchanged.
         """
-        if self.heart is None:
+        if self.heartbeat is None:
             return function(inputs)
-        doing = self.doing[part]
+        activity = self.activity[part]
         if self.debug:
-            function = _checked(function, doing, self.ranks, self.timeout)
-        return watched(self.heart, doing, self.limits, self.ranks, function, inputs)
+            function = _checked(function, activity, self.ranks, self.timeout)
+        return watched(self.heartbeat, activity, self.timeouts, self.ranks, function, inputs)
 
 
 @dataclass(frozen=True)
-class Limit:
+class Timeouts:
     """The timeouts of a collective on ``backend``: ``ours`` while a program runs, ``usual`` otherwise."""
 
     backend: Any
@@ -83,32 +82,39 @@ class Limit:
     usual: timedelta
 
 
-def waits_for(timeout: float, period: float) -> float:
+def collective_timeout(timeout: float, period: float) -> float:
     """Seconds that a collective may wait, leaving enough of ``timeout`` to find the cause."""
-    return max(timeout / 2, timeout - (LOST + 2) * period)
+    return max(timeout / 2, timeout - (MISSED_BEATS + 2) * period)
 
 
-def watched(heart: Heart, doing: Doing, limits: Sequence[Limit], ranks: Sequence[int], function: Callable[[Any], Any], inputs: Any) -> Any:
-    """Runs ``function(inputs)`` while other ranks can see that this one does ``doing``; raises as ``Watchdog.run``."""
-    before = heart.enter(doing)
-    for limit in limits:
+def watched(
+    heartbeat: Heartbeat,
+    activity: Activity,
+    timeouts: Sequence[Timeouts],
+    ranks: Sequence[int],
+    function: Callable[[Any], Any],
+    inputs: Any,
+) -> Any:
+    """Runs ``function(inputs)`` while other ranks can see that this one does ``activity``; raises as ``Watchdog.run``."""
+    before = heartbeat.enter(activity)
+    for limit in timeouts:
         limit.backend.set_timeout(limit.ours)
     try:
         return function(inputs)
     except BaseException as error:
-        fault = _explained(heart, doing, ranks, error)
+        fault = _explain(heartbeat, activity, ranks, error)
         if fault is None:
             raise
         raise fault from error
     finally:
-        for limit in limits:
+        for limit in timeouts:
             limit.backend.set_timeout(limit.usual)
-        heart.leave(before)
+        heartbeat.leave(before)
 
 
-def _checked(function: Callable[[Any], Any], doing: Doing, ranks: Sequence[int], timeout: float) -> Callable[[Any], Any]:
+def _checked(function: Callable[[Any], Any], activity: Activity, ranks: Sequence[int], timeout: float) -> Callable[[Any], Any]:
     def run(inputs: Any) -> Any:
-        with Checks(doing, ranks, timeout):
+        with CollectiveChecks(activity, ranks, timeout):
             return function(inputs)
 
     return run
@@ -124,33 +130,33 @@ def watching(what: str, group: dist.ProcessGroup | None = None, timeout: float =
     ``what``: what the ranks do here, for the message. ``timeout``: seconds that a collective of ``group`` may wait. Every rank of the group
     enters the block. Raises RunError that names the rank; the block's own exceptions pass unchanged.
     """
-    own = heart()
+    own = heartbeat()
     if own is None:
         yield
         return
     chosen = group if group is not None else dist.group.WORLD
-    limits = [_limit(chosen, kind, waits_for(timeout, own.period)) for kind in devices_of(chosen)]
-    doing, ranks = Doing(what, [chosen]), dist.get_process_group_ranks(chosen)
+    timeouts = [_timeouts(chosen, kind, collective_timeout(timeout, own.period)) for kind in devices_of(chosen)]
+    activity, ranks = Activity(what, [chosen]), dist.get_process_group_ranks(chosen)
     with contextlib.ExitStack() as stack:
-        stack.callback(own.leave, own.enter(doing))
-        for limit in limits:
+        stack.callback(own.leave, own.enter(activity))
+        for limit in timeouts:
             limit.backend.set_timeout(limit.ours)
             stack.callback(limit.backend.set_timeout, limit.usual)
         try:
             yield
         except BaseException as error:
-            fault = _explained(own, doing, ranks, error)
+            fault = _explain(own, activity, ranks, error)
             if fault is None:
                 raise
             raise fault from error
 
 
-def _limit(group: Any, device: torch.device, seconds: float) -> Limit:
+def _timeouts(group: Any, device: torch.device, seconds: float) -> Timeouts:
     backend, usual = backend_of(group, device)
-    return Limit(backend, min(timedelta(seconds=seconds), usual), usual)
+    return Timeouts(backend, min(timedelta(seconds=seconds), usual), usual)
 
 
-def _doing(bound: BoundProgram, part: str, groups: Sequence[Any], limit: float, alarm: Callable[[Doing], None]) -> Doing:
+def _activity(bound: BoundProgram, part: str, groups: Sequence[Any], limit: float, alarm: Callable[[Activity], None]) -> Activity:
     known: list[str] = []
     program, backends = bound.program, dict(bound.backends)
 
@@ -160,7 +166,7 @@ def _doing(bound: BoundProgram, part: str, groups: Sequence[Any], limit: float, 
             known.extend(_name(c, as_issued(backends, c).kind) for c, first in pairs if first == (part == FORWARD))
         return known
 
-    return Doing(f"the {part} of program {program.hash[:12]}", groups, names, limit, alarm)
+    return Activity(f"the {part} of program {program.hash[:12]}", groups, names, limit, alarm)
 
 
 def _name(collective: ProgramCollective, issued: str) -> str:
@@ -168,17 +174,17 @@ def _name(collective: ProgramCollective, issued: str) -> str:
     return f"{issued} of {collective.node!r} over {collective.axis}{planned}"
 
 
-def _explained(heart: Heart, doing: Doing, ranks: Sequence[int], error: BaseException) -> RunError | None:
+def _explain(heartbeat: Heartbeat, activity: Activity, ranks: Sequence[int], error: BaseException) -> RunError | None:
     """Reports ``error`` to the other ranks; returns the error to raise if another rank caused it."""
     if isinstance(error, FxshardError) or not is_lost_connection(error):
-        if heart.state != "cut off":
-            heart.tell("raised", said_of(error))
+        if heartbeat.state != "cut off":
+            heartbeat.report("raised", first_line(error))
         return None
-    heart.tell("cut off")
-    return _in_time(partial(fault_of, heart, doing, ranks))
+    heartbeat.report("cut off")
+    return _before_sigterm(partial(fault_of, heartbeat, activity, ranks))
 
 
-def _in_time(find: Callable[[], RunError]) -> RunError:
+def _before_sigterm(find: Callable[[], RunError]) -> RunError:
     """Calls ``find()`` and delays a SIGTERM until its error is on stderr: torchrun kills all ranks as soon as one has failed."""
     came: list[int] = []
     usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
@@ -195,51 +201,53 @@ def _in_time(find: Callable[[], RunError]) -> RunError:
     return error
 
 
-def fault_of(heart: Heart, doing: Doing, ranks: Sequence[int]) -> RunError:
-    """The error that says who is to blame for ending ``doing``; takes as long as a living rank may be silent."""
-    me, place = name_ranks([heart.rank]), doing.place()
+def fault_of(heartbeat: Heartbeat, activity: Activity, ranks: Sequence[int]) -> RunError:
+    """The error that says who is to blame for ending ``activity``; takes as long as a living rank may be silent."""
+    me, place = name_ranks([heartbeat.rank]), activity.place()
     try:
-        found = heart.settle() or heart.settle(json.dumps(blame(heart, ranks)))
+        found = heartbeat.settle() or heartbeat.settle(json.dumps(blame(heartbeat, ranks)))
     except RuntimeError as error:
-        what = f"{me} lost both a collective and the process group's store: {said_of(error)}; it was in {place}"
-        return RunError(what, where=place, remedy=f"{STORE_LOST}; docs/faults.md shows a store outside the ranks, which can name the rank")
+        what = f"{me} lost both a collective and the process group's store: {first_line(error)}; it was in {place}"
+        return RunError(
+            what, where=place, remedy=f"{STORE_LOST_REMEDY}; docs/faults.md shows a store outside the ranks, which can name the rank"
+        )
     fault = json.loads(found)
     return RunError(f"{fault['what']}; {me} was in {place}", where=fault["where"] or place, remedy=REMEDIES[fault["kind"]])
 
 
-def blame(heart: Heart, ranks: Sequence[int]) -> dict[str, str]:
+def blame(heartbeat: Heartbeat, ranks: Sequence[int]) -> dict[str, str]:
     """The fault as seen from a rank that was cut off: kind (of ``REMEDIES``), what, where. Raises RuntimeError without a store."""
-    others = [rank for rank in ranks if rank != heart.rank]
-    first, started = heart.lives(others), time.monotonic()
+    others = [rank for rank in ranks if rank != heartbeat.rank]
+    first, started = heartbeat.statuses(others), time.monotonic()
     while True:
-        lives = heart.lives(others)
-        if settled := heart.settle():
+        statuses = heartbeat.statuses(others)
+        if settled := heartbeat.settle():
             return json.loads(settled)
         for kind in ("raised", "ended"):
-            told = {rank: life for rank, life in lives.items() if life.state == kind}
+            told = {rank: status for rank, status in statuses.items() if status.state == kind}
             if told:
                 return _verdict(kind, told)
-        silent = {rank: life for rank, life in lives.items() if life.beat == first[rank].beat}
-        if time.monotonic() - started > LOST * heart.period:
-            return _quiet(heart, lives, silent)
-        time.sleep(heart.period / 4)
+        silent = {rank: status for rank, status in statuses.items() if status.beat == first[rank].beat}
+        if time.monotonic() - started > MISSED_BEATS * heartbeat.period:
+            return _verdict_on_silence(heartbeat, statuses, silent)
+        time.sleep(heartbeat.period / 4)
 
 
-def _quiet(heart: Heart, lives: Mapping[int, Life], silent: Mapping[int, Life]) -> dict[str, str]:
+def _verdict_on_silence(heartbeat: Heartbeat, statuses: Mapping[int, RankStatus], silent: Mapping[int, RankStatus]) -> dict[str, str]:
     """The verdict if no rank reports a failure: blames silent ranks, else those with the least progress."""
     if silent:
         return _verdict("silent", silent)
-    coming = {rank: life for rank, life in lives.items() if life.state != "cut off"}
+    coming = {rank: status for rank, status in statuses.items() if status.state != "cut off"}
     if not coming:
         return _verdict("nobody", {})
-    least = min(life.progress for life in coming.values())
-    return _verdict("behind", {rank: life for rank, life in coming.items() if life.progress == least})
+    least = min(status.progress for status in coming.values())
+    return _verdict("behind", {rank: status for rank, status in coming.items() if status.progress == least})
 
 
-def _verdict(kind: str, lives: Mapping[int, Life]) -> dict[str, str]:
-    who, many = name_ranks(lives), len(lives) > 1
-    said = next((life.said for life in lives.values() if life.said), "")
-    place = next((f"in {life.place}" for life in lives.values() if life.place), "outside of all programs")
+def _verdict(kind: str, statuses: Mapping[int, RankStatus]) -> dict[str, str]:
+    who, many = name_ranks(statuses), len(statuses) > 1
+    said = next((status.said for status in statuses.values() if status.said), "")
+    place = next((f"in {status.place}" for status in statuses.values() if status.place), "outside of all programs")
     what = {
         "raised": f"{who} raised {said}",
         "ended": f"{who} {'have' if many else 'has'} ended{f' with {said}' if said else ''}",
@@ -247,24 +255,24 @@ def _verdict(kind: str, lives: Mapping[int, Life]) -> dict[str, str]:
         "behind": f"{who} did not come, though {'they are' if many else 'it is'} alive",
         "nobody": "a connection between ranks was lost, though all of them are alive",
     }[kind]
-    return {"kind": kind, "what": what, "where": f"{who} {'were' if many else 'was'} last seen {place}" if lives else ""}
+    return {"kind": kind, "what": what, "where": f"{who} {'were' if many else 'was'} last seen {place}" if statuses else ""}
 
 
-def _release(heart: Heart, ranks: Sequence[int], doing: Doing) -> None:
+def _abort_stuck_collective(heartbeat: Heartbeat, ranks: Sequence[int], activity: Activity) -> None:
     """Frees a rank from a collective that its backend does not end: aborts the groups; ends the process if that does not help."""
-    seen = heart.calls, doing.issued()
+    seen = heartbeat.calls, activity.issued()
     try:
-        lost = blame(heart, ranks)["kind"] in ("raised", "silent")
+        lost = blame(heartbeat, ranks)["kind"] in ("raised", "silent")
     except RuntimeError:
         lost = True  # no store
     if not lost:
         return  # as far as one can tell, a long computation on this rank
-    error = fault_of(heart, doing, ranks)
-    for group in doing.groups:
+    error = fault_of(heartbeat, activity, ranks)
+    for group in activity.groups:
         with contextlib.suppress(RuntimeError):
             group.abort()
     until = time.monotonic() + GRACE
-    while (heart.calls, doing.issued()) == seen and heart.doing is doing:
+    while (heartbeat.calls, activity.issued()) == seen and heartbeat.activity is activity:
         if time.monotonic() > until:
             print(f"{error}\nfxshard: the collective cannot be ended, this process ends", file=sys.stderr, flush=True)
             os.abort()

@@ -20,7 +20,7 @@ from fxshard.errors import RunError
 from fxshard.program.sharded_program import KINDS
 from fxshard.runtime.compile import compile as compiling
 from fxshard.runtime.module.module import parallelize
-from fxshard.runtime.ranks.debug import Checks
+from fxshard.runtime.ranks.debug import CollectiveChecks
 from fxshard.runtime.ranks.watchdog import watching
 from tests.distributed.faults import Net
 from tests.distributed.ranks.test_agreement import mesh
@@ -98,8 +98,10 @@ def the_same_numbers() -> None:
         checked: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FXSHARD_DEBUG", "1")
-            model, check = sharded(compiler=compiler), Checks._check
-            patch.setattr(Checks, "_check", lambda self, said, check=check, checked=checked: checked.append(said) or check(self, said))
+            model, check = sharded(compiler=compiler), CollectiveChecks._check
+            patch.setattr(
+                CollectiveChecks, "_check", lambda self, said, check=check, checked=checked: checked.append(said) or check(self, said)
+            )
             model(X).sum().backward()
         for name, parameter in model.named_parameters():
             whole: Tensor = parameter.grad.full_tensor()

@@ -18,7 +18,7 @@ from torch import nn
 
 import fxshard
 from fxshard.errors import FileError, OptionError
-from fxshard.runtime.checkpoint.tree import decode, encode
+from fxshard.runtime.checkpoint.json_values import decode, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 SAVED = {"folder": {}, "whole.safetensors": {}, "torch": {"format": "dcp"}}

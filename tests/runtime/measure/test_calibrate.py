@@ -96,7 +96,7 @@ class Noisy(measure.Clock):
         self.noise = iter(noise)
         self.asked = 0
 
-    def few_rounds(self, works: Sequence[measure.Work], count: int) -> list[list[float]]:
+    def some_rounds(self, works: Sequence[measure.Work], count: int) -> list[list[float]]:
         self.asked += 1
         return [[4000.0 + next(self.noise), *(4100.0 + 10 * i for i in range(len(works) - 1))] for _ in range(3)]
 
@@ -104,11 +104,14 @@ class Noisy(measure.Clock):
 def test_what_noise_hides_is_measured_again() -> None:
     """All rounds count, by their median: six quiet ones of nine."""
     noisy = Noisy([500.0] * 3 + [0.0] * 9)
-    assert measure._beyond(noisy, lambda: None, [lambda: None] * 3, 3) == [100.0, 110.0, 120.0] and noisy.asked == 3
+    assert measure._times_beyond(noisy, lambda: None, [lambda: None] * 3, 3) == [100.0, 110.0, 120.0] and noisy.asked == 3
     quiet = Noisy([0.0] * 3)
-    assert measure._beyond(quiet, lambda: None, [lambda: None] * 2, 2) == [100.0, 110.0] and quiet.asked == 1
+    assert measure._times_beyond(quiet, lambda: None, [lambda: None] * 2, 2) == [100.0, 110.0] and quiet.asked == 1
     hopeless = Noisy([500.0] * 100)
-    assert measure._beyond(hopeless, lambda: None, [lambda: None] * 2, 2) == [measure.LEAST] * 2 and hopeless.asked == measure.TRIES
+    assert (
+        measure._times_beyond(hopeless, lambda: None, [lambda: None] * 2, 2) == [measure.MIN_TIME] * 2
+        and hopeless.asked == measure.ATTEMPTS
+    )
 
 
 def test_a_collective_whose_largest_takes_no_longer_is_measured_again() -> None:
@@ -117,12 +120,12 @@ def test_a_collective_whose_largest_takes_no_longer_is_measured_again() -> None:
     as_they_are = [[4000.0, 4100.0, 4110.0, 4150.0, 4200.0]] * 6
 
     class Disturbed(Noisy):
-        def few_rounds(self, works: Sequence[measure.Work], count: int) -> list[list[float]]:
+        def some_rounds(self, works: Sequence[measure.Work], count: int) -> list[list[float]]:
             self.asked += 1
             return disturbed if self.asked == 1 else as_they_are
 
     clock = Disturbed([])
-    assert measure._beyond(clock, lambda: None, [lambda: None] * 4, 2) == [100.0, 110.0, 150.0, 200.0] and clock.asked == 2
+    assert measure._times_beyond(clock, lambda: None, [lambda: None] * 4, 2) == [100.0, 110.0, 150.0, 200.0] and clock.asked == 2
 
 
 def test_a_users_mistakes(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

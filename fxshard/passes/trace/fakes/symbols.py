@@ -27,9 +27,10 @@ from fxshard._torch_compat.symbols import (
     symbol_of,
 )
 from fxshard.errors import StaticDimError, TraceError
-from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_number, is_tensor, is_user_file, plain_shape, user_location
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, is_number, is_tensor, is_user_file, plain_shape, source_line, user_location
 from fxshard.shapes import DynamicDim, GraphFamily, Guard, determined_by, distinct, first_broken, fixes_jointly, guards_of, tie_remedy
 
+RETURNED_SIZE = "leave that dim static, or return a tensor and take its size outside of the model"
 ROOM = 64
 
 
@@ -110,6 +111,15 @@ class Symbols(contextlib.AbstractContextManager[None]):
     def name_of(self, size: Any) -> Any:
         """The name of the dynamic dim for a size that Dynamo captured; the size itself if it belongs to none."""
         return self.named.get(expression(size), size) if is_symbolic(size) else size
+
+    def refuse_returned(self, joint: fx.GraphModule) -> None:
+        """Raises TraceError, with the user's line and the names of the dims, if a joint graph returns a size that changes."""
+        named = {symbol_of(value): sympy.Symbol(name) for name, value in self.env.known.items()}
+        for node in joint.graph.output_node().all_input_nodes:
+            if _is_size(node) and expression(node.meta["val"]).free_symbols:
+                size = expression(node.meta["val"]).xreplace(named)
+                what = f"the model returns a size that changes ({size}) as a number, or leaves it in an object"
+                raise TraceError(what, where=source_line(node), remedy=RETURNED_SIZE)
 
     def at_example(self, graph: PlanningGraph) -> PlanningGraph:
         """The graph at the example's sizes, with its family; unchanged if no dim is dynamic.

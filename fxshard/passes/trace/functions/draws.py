@@ -40,6 +40,7 @@ def masked(mode: Numbering, x: Tensor, p: float, inside: str = "") -> Tensor:
 
 
 PLACEMENT_KEYWORDS = ("device", "layout", "pin_memory", "requires_grad", "memory_format")
+NUMBERS = (int, torch.SymInt)
 UNSUPPORTED_KEYWORDS = ("generator", "out", "names")
 
 
@@ -71,7 +72,7 @@ def factory(kind: str) -> Callable[..., Any]:
     @keyed
     def make(mode: Numbering, *size: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         shape = kwargs.pop("size", size)
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], NUMBERS) else shape
         drawn = _floating(dtype)
         return NotImplemented if drawn is None or kwargs else draw(mode, kind, shape, drawn)
 
@@ -92,8 +93,8 @@ def like(kind: str) -> Callable[..., Any]:
 @keyed
 def randint(mode: Numbering, *args: Any, low: int = 0, high: int | None = None, size: Any = None, dtype: torch.dtype | None = None) -> Any:
     """``randint(high, size)`` and ``randint(low, high, size)``."""
-    numbers = [a for a in args if isinstance(a, int)]
-    size = next((a for a in args if not isinstance(a, int)), size)
+    numbers = [a for a in args if isinstance(a, NUMBERS)]
+    size = next((a for a in args if not isinstance(a, NUMBERS)), size)
     if len(numbers) == 2:
         low, high = numbers
     elif numbers:

@@ -27,7 +27,8 @@ VIEWS = frozenset({"reshape", "reshape_as", "flatten"})
 CONTIGUOUS = frozenset({"contiguous", "ravel"})
 ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 4, 1)}
 """Memory formats -> their dims from the outermost to the innermost."""
-ASSIGNMENTS = frozenset(getattr(operator, name) for name in ("setitem", *operator.__all__) if name == "setitem" or name.startswith("i"))
+IN_PLACE = {"i" + name.rstrip("_") for name in operator.__all__} & {*operator.__all__}
+ASSIGNMENTS = frozenset(getattr(operator, name) for name in (*IN_PLACE, "setitem"))
 METADATA = ("size", "stride", "numel", "storage_offset", "is_", "sym_", "dim")
 """Beginnings of names of operators that read no elements."""
 
@@ -72,22 +73,21 @@ def guard_shared_memory(captured: fx.GraphModule, flat_args: Sequence[Any], fres
 
 
 def _assume(env: Any, condition: sympy.Basic) -> None:
-    """Notes whether ``condition``, a conjunction, holds in the example: of a disjunction that does, its first term that holds."""
+    """Notes that ``condition``, a conjunction, does not hold, or the sizes that make it hold if it does in the example."""
+
+    def holds(term: sympy.Basic) -> bool:
+        here = symbolic_number(env, term, True)
+        return here if isinstance(here, bool) else bool(hint_of(here))
+
     clauses = sympy.And.make_args(condition)
-    if all(map(_in_example(env), clauses)):
-        known = [next(filter(_in_example(env), sympy.Or.make_args(clause))) for clause in clauses]
+    if all(map(holds, clauses)):
+        terms = [min(filter(holds, sympy.Or.make_args(clause)), key=lambda term: len(term.free_symbols)) for clause in clauses]
+        fixed = sorted({symbol for term in terms for symbol in term.free_symbols}, key=str)
+        known = [sympy.Eq(symbol, hint_of(env.create_symintnode(symbol, hint=None))) for symbol in fixed]
     else:
         known = list(sympy.And.make_args(sympy.to_nnf(sympy.Not(condition), simplify=False)))
     for part in known:
         bool(symbolic_number(env, part, True))
-
-
-def _in_example(env: Any) -> Callable[[sympy.Basic], bool]:
-    def holds(condition: sympy.Basic) -> bool:
-        value = symbolic_number(env, condition, True)
-        return value if isinstance(value, bool) else bool(hint_of(value))
-
-    return holds
 
 
 def _name(node: fx.Node) -> str:
@@ -99,8 +99,9 @@ def _may_write(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name, schema = _name(node), schema_of(node.target)
-    named = name.endswith("_") or name == "__setitem__" or name.startswith("__i") or node.target in ASSIGNMENTS
-    flagged = True in node.args or node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
+    named = name.endswith("_") and (not name.endswith("__") or name.startswith("__i") or name == "__setitem__")
+    named = named or node.target in ASSIGNMENTS
+    flagged = any(a is True for a in node.args) or node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
     higher = isinstance(node.target, HigherOrderOperator)
     return named or flagged or higher or (schema is not None and schema.is_mutable)
 

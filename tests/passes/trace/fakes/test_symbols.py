@@ -113,3 +113,16 @@ def test_sizes_that_depend_on_data_do_not_mix() -> None:
 def test_plan_says_what_cannot_be_read() -> None:
     with pytest.raises(OptionError, match="has no dim 5"):
         fxshard.plan(Branches(), (torch.randn(6, 16),), fxshard.Mesh({"a": 2}), dynamic_shapes={"x": {5: "b"}})
+
+
+class Counted(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x * 2, x.numel()
+
+
+def test_a_size_that_is_returned_names_its_dim_and_line() -> None:
+    model, args = Counted(), (torch.randn(6, 16),)
+    with pytest.raises(TraceError, match=r"returns a size that changes \(16\*batch\) as a number") as caught:
+        trace(model, args, dynamic=dynamic_dims(model, args, {}, {"x": {0: "batch"}}))
+    assert "return x * 2, x.numel()" in (caught.value.where or "")
+    assert trace(model, args).family is None

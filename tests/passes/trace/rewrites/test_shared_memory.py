@@ -65,7 +65,7 @@ def base_written(y: Tensor) -> Tensor:
 
 
 def cut(y: Tensor) -> Tensor:
-    y[:, :8].contiguous().mul_(3)
+    y[:, :-1].contiguous().mul_(3)
     return y
 
 
@@ -76,12 +76,19 @@ def expanded(y: Tensor) -> Tensor:
     return row + h
 
 
+def swapped(y: Tensor) -> Tensor:
+    y.transpose(0, 1).reshape(y.shape).mul_(3)
+    return y
+
+
 SHARED = {
     residual: ["Ne(b, 1)", "Ne(t, 1)"],
     reshaped: ["Ne(b, 1)", "Ne(t, 1)"],
     chained: ["Ne(b, 1)", "Ne(t, 1)"],
     base_written: ["Ne(b, 1)", "Ne(t, 1)"],
     expanded: ["Ne(b, 1)"],
+    swapped: ["Ne(b, 1)", "Ne(t, 1)", "Ne(t, b)"],
+    cut: ["Ne(b, 1)"],
 }
 
 
@@ -121,6 +128,8 @@ def test_a_file_names_the_line() -> None:
 def test_an_example_of_one_row_fixes_it() -> None:
     with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 1\).*test_shared_memory.py"):
         guards(residual, batch=1)
+    with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 5\).*test_shared_memory.py"):
+        guards(swapped, batch=5, length=5)
 
 
 COPIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -128,6 +137,7 @@ COPIES: dict[str, Callable[[Tensor], Tensor]] = {
     "reshape": lambda x: x.reshape(-1, x.shape[-1]),
     "flatten": lambda x: x.flatten(0, 1),
     "ravel": lambda x: x.ravel(),
+    "swapped": lambda x: x.reshape(x.shape[1], x.shape[0], x.shape[2]),
 }
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "transpose": lambda x: x.transpose(0, 1),
@@ -156,15 +166,8 @@ def traced_at(model: nn.Module, shape: tuple[int, ...]) -> fxshard.ShardedProgra
             dims = {d: name for d, name in dims.items() if name != error.dim}
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.sampled_from(sorted(VIEWS)),
-    st.sampled_from(sorted(COPIES)),
-    st.sampled_from(sorted(WRITES)),
-    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=3),
-)
-def test_as_eager_at_any_size(view: str, made: str, write: str, sizes: list[tuple[int, int]]) -> None:
-    """Each size by the first program that serves it."""
+def check(view: str, made: str, write: str, sizes: list[tuple[int, int]]) -> None:
+    """Each size by the first program that serves it, beside eager torch."""
 
     def function(y: Tensor) -> Tensor:
         h = COPIES[made](VIEWS[view](y))
@@ -186,3 +189,24 @@ def test_as_eager_at_any_size(view: str, made: str, write: str, sizes: list[tupl
             break
         else:
             raise AssertionError("no program serves the size for which it was made")
+
+
+CHOICES = (
+    st.sampled_from(sorted(VIEWS)),
+    st.sampled_from(sorted(COPIES)),
+    st.sampled_from(sorted(WRITES)),
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=3),
+)
+
+
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+@given(*CHOICES)
+def test_as_eager_at_any_size(view: str, made: str, write: str, sizes: list[tuple[int, int]]) -> None:
+    check(view, made, write, sizes)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+@given(*CHOICES)
+def test_as_eager_at_many_sizes(view: str, made: str, write: str, sizes: list[tuple[int, int]]) -> None:
+    check(view, made, write, sizes)

@@ -11,8 +11,8 @@ from pathlib import Path
 from fxshard.errors import FileError
 from fxshard.runtime.checkpoint.folder import replace_file
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index, read_index
-from fxshard.runtime.checkpoint.safe_file import Piece, SafeFile, write_file
-from fxshard.runtime.checkpoint.source import Source
+from fxshard.runtime.checkpoint.reader import Source
+from fxshard.runtime.checkpoint.safetensors_file import Piece, SafetensorsFile, write_file
 
 SUFFIX = ".safetensors"
 _KEY = "fxshard"
@@ -41,11 +41,11 @@ def _one(entry: Entry, crc32: str) -> tuple[Chunk, ...]:
 
 def open_single(path: Path) -> Source:
     """Opens a checkpoint's file, or any other safetensors file as a model without checksums."""
-    file = SafeFile(path)
+    file = SafetensorsFile(path)
     if _KEY not in file.metadata:
         entries = {}
         for name in file.names:
-            dtype, shape = file.form(name)
+            dtype, shape = file.dtype_and_shape(name)
             entries[name] = Entry(dtype, shape, _one(Entry(dtype, shape, ()), ""))
         identity = hashlib.sha256(repr(entries).encode()).hexdigest()
         return Source(Index(entries), lambda name, chunk: file.read(name, None), str(path), identity)

@@ -18,7 +18,7 @@ from fxshard.files import REMAKE
 from fxshard.runtime.checkpoint.index import dtype_name
 
 ALIGNMENT = 8
-ROOM = "write to a place that has room and allows it, one that all ranks reach"
+WRITE_REMEDY = "write to a place that has room and allows it, one that all ranks reach"
 
 
 Metadata = Callable[[Mapping[str, str]], Mapping[str, str]]
@@ -54,7 +54,7 @@ def write_file(path: Path, pieces: Sequence[Piece], metadata: Metadata | None = 
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(path), remedy=ROOM) from error
+        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(path), remedy=WRITE_REMEDY) from error
     return sums
 
 
@@ -76,7 +76,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
 
 
-class SafeFile:
+class SafetensorsFile:
     """A safetensors file opened for reading; raises FileError if it is missing, truncated, or foreign."""
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class SafeFile:
             raise FileError(f"{name!r} is damaged: its checksum is another", where=str(self.path), remedy=REMAKE)
         return tensor
 
-    def form(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         tensor = self._try(lambda: self.file.get_tensor(name))
         return tensor.dtype, tuple(tensor.shape)
 
