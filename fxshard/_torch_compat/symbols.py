@@ -32,7 +32,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxshard._torch_compat.extremes import EXTREMES, extremes_reduced, without_extremes
-from fxshard._torch_compat.inductor.spelling import spelled
+from fxshard._torch_compat.inductor.expression_calls import expression_as_calls
 from fxshard._torch_compat.whole_numbers import whole
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
             raise
         found = None
     if found is None or (settled and found.has(int_oo)):
-        return spelled(expr, {symbol: int(value) for symbol, value in values.items()})
+        return expression_as_calls(expr, {symbol: int(value) for symbol, value in values.items()})
     if found.free_symbols:
         return found
     if found in (sympy.true, sympy.false) or isinstance(found, (sympy.logic.boolalg.Boolean, sympy.Rel)):

@@ -12,7 +12,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fxshard._torch_compat.inductor.kept_code import torch_sources
+from fxshard._torch_compat.inductor.code_cache import torch_sources
 
 OVERRIDDEN = frozenset(("aten/_foreach_mm/CUDA", "aten/linalg_lu_solve.out/MPS"))
 """Kernels, besides those for the meta device, that torch itself registers for its operators from Python."""

@@ -31,7 +31,7 @@ from fxshard.solver.problem.solution import Solution, certify
 from fxshard.solver.search.branching import Branching
 from fxshard.solver.search.case_split import search_by_cases, search_tables
 from fxshard.solver.search.combining import combine
-from fxshard.solver.search.core_problem import search_left
+from fxshard.solver.search.core_problem import search_remaining
 from fxshard.solver.search.subproblem import Reparametrised
 from fxshard.solver.solve import solve_within
 
@@ -144,7 +144,7 @@ class Session:
         for node, mask in allowed.items():
             if not mask.any():
                 raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
-        best = None if self._root is None else self._known(self._root, allowed, gap, budget)
+        best = None if self._root is None else self._from_root(self._root, allowed, gap, budget)
         tied = self._root is not None and len(self._root.relaxation.model.limits) > 0
         enough = gap if deep else (ALIKE * self.solution.gap if tied else np.inf)
         if best is not None and best.gap <= max(gap, enough):
@@ -156,19 +156,19 @@ class Session:
         cheaper, bound = min(best, found, key=lambda one: one.objective), max(found.lower_bound, best.lower_bound)
         return certify(cheaper.choices, cheaper.objective, min(bound, cheaper.objective), best.cut and found.cut, cheaper.steps)
 
-    def _known(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
+    def _from_root(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
         """The best solution obtained from the first solve's results, None where they give no plan."""
         if len(root.relaxation.model.limits):
-            return self._within(root, allowed, gap, budget.part(WITHIN_WORK))
+            return self._continue_limited(root, allowed, gap, budget.part(WITHIN_WORK))
         if 2 * self._region > len(self.problem):  # solving all of it is as fast
             return None
-        best = self._around(root, allowed, root.proven.near(allowed, self._region), budget.part(REGION_WORK))
+        best = self._solve_region(root, allowed, root.proven.near(allowed, self._region), budget.part(REGION_WORK))
         if best is None or best.gap <= gap:
             return best
-        found = self._further(root, allowed, best, ASKED * gap, budget.part(FURTHER_WORK))
+        found = self._continue(root, allowed, best, ASKED * gap, budget.part(FURTHER_WORK))
         return found if found.gap < best.gap else best
 
-    def _around(self, root: _Root, allowed: Allowed, nodes: IntArray, budget: Budget) -> Solution | None:
+    def _solve_region(self, root: _Root, allowed: Allowed, nodes: IntArray, budget: Budget) -> Solution | None:
         """The solution from solving a region, `nodes`, with the rest as it was; None where no plan is found."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         plan = root.inner(self.solution.choices)
@@ -192,7 +192,7 @@ class Session:
         steps = (("region", f"{len(nodes)} nodes of {len(self.problem)}"),)
         return certify(tuple(int(x) for x in choices), objective, proven, budget.spent, steps)
 
-    def _further(self, root: _Root, allowed: Allowed, known: Solution, gap: float, budget: Budget) -> Solution:
+    def _continue(self, root: _Root, allowed: Allowed, known: Solution, gap: float, budget: Budget) -> Solution:
         """The whole problem, from a known plan and the first solve's messages, until the gap is reached or the budget ends."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         choices = np.asarray(known.choices, dtype=np.int64)
@@ -201,7 +201,7 @@ class Session:
         relaxation.begin(FIRST_PAIRS)
         assert relaxation.choices is not None
         plan = root.inner(relaxation.choices.tolist())
-        if plan is None or not search_left(relaxation, plan, search_by_cases, budget):
+        if plan is None or not search_remaining(relaxation, plan, search_by_cases, budget):
             relaxation.run()
         if relaxation.bound < relaxation.cutoff and not budget.spent:
             cases = Branching(relaxation, search_tables, budget)
@@ -213,7 +213,7 @@ class Session:
         bound = max(known.lower_bound, min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach))
         return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "gone on"),))
 
-    def _within(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
+    def _continue_limited(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
         """A problem with limits: continue from the first solve's messages, multipliers and (repaired) plan."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         if not all(mask.any() for mask in kept.values()):

@@ -60,7 +60,7 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
     if best is None and bound == np.inf:
         raise limits.explain(budget.last())
     if best is None:
-        raise NoPlanError(_unfinished(budget) + limits.said(), tuple(miss for _, miss in limits.missed()))
+        raise NoPlanError(_unfinished(budget) + limits.summary(), tuple(miss for _, miss in limits.missed()))
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
 
 

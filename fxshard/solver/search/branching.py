@@ -115,7 +115,7 @@ class Branching:
                 break
             case = self._next()
             if case.bound < self.relaxation.cutoff:
-                halves = self._halves(case)
+                halves = self._branch(case)
                 self._open += halves
                 self._diving = bool(halves)
 
@@ -163,7 +163,7 @@ class Branching:
             if case.bound - before <= SETTLED * max(0.0, self.relaxation.cutoff - case.bound):
                 break
             before = case.bound
-        self.ascent.decoded()
+        self.ascent.offer_decoded()
         self._root = self.ascent.state()
         self._open = [replace(case, start=self._root)] if case.bound < self.relaxation.cutoff else []
 
@@ -188,7 +188,7 @@ class Branching:
             case = replace(case, bound=max(case.bound, min(proven, target)))
         self._open = [case]
 
-    def _halves(self, case: _Case) -> tuple[_Case, ...]:
+    def _branch(self, case: _Case) -> tuple[_Case, ...]:
         """Process a case; returns the cases that remain of it, the more promising last."""
         self.count += 1
         self.ascent.restore(case.start)
@@ -206,18 +206,18 @@ class Branching:
             return ()
         pair = _opposed(planes, self.ascent.multipliers)
         if pair is not None:
-            parted = self._parted(*pair, slacks)
+            parted = self._split_between(*pair, slacks)
             if parted is not None:
                 here = self.ascent.state() if len(self._open) < self._saved else self._root
                 low = max(bound, proven or bound)
                 return tuple(_Case(allowed & half, low, here, planes) for half in parted)
-        halves = self._divided(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
+        halves = self._best_split(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
         return tuple(replace(half, planes=planes) for half in halves)
 
     def _repriced(self, case: _Case, bound: float) -> tuple[float, tuple[Plane, ...]]:
         """The bound at better multipliers, and the planes used; offers plans on the way. Raises `Exhausted` as `_sweep`."""
         if not len(self.ascent.model.limits):
-            self.ascent.decoded()
+            self.ascent.offer_decoded()
             return bound, ()
         first = self.sweeper.offset[:-1]
         known = [plane for plane in case.planes if case.allowed[first + plane.choices].all()]
@@ -264,7 +264,7 @@ class Branching:
             self.relaxation.take(undo(choices))
         return proven
 
-    def _divided(self, candidates: list[int], allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
+    def _best_split(self, candidates: list[int], allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
         """Split at the candidate node that maximises the lesser bound of its halves; returns at most two cases below the cutoff."""
         if bound >= self.relaxation.cutoff:
             return ()
@@ -280,7 +280,7 @@ class Branching:
         cases = [replace(half, start=start) for half in best if half.bound < self.relaxation.cutoff]
         return tuple(sorted(cases, key=lambda half: -half.bound))
 
-    def _parted(self, over: IntArray, under: IntArray, slacks: Slacks) -> tuple[BoolArray, BoolArray] | None:
+    def _split_between(self, over: IntArray, under: IntArray, slacks: Slacks) -> tuple[BoolArray, BoolArray] | None:
         """Split the states of the node on which two plans differ most: masks of those nearer to `under`'s choice, and of the others."""
         model, offset = self.ascent.memory.priced(self.ascent.model, self.ascent.multipliers), self.sweeper.offset
         both = [Polish(model, plan, self.budget).local for plan in (over, under)]

@@ -16,7 +16,7 @@ from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Branching
 from fxshard.solver.search.combining import combine
 from fxshard.solver.search.core_problem import is_large, search_cores
-from fxshard.solver.search.search import PartSearch
+from fxshard.solver.search.search import ComponentSearch
 from fxshard.solver.search.tied_model import search_tied
 
 WRITTEN_ENTRIES = 100_000
@@ -109,7 +109,7 @@ def search_tables(
     choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
     parts = sorted(components(model), key=len)
     for nodes in parts:
-        part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
+        part = ComponentSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
         if nodes is parts[-1]:
             part.value = known - bound  # no better than `known` above this, even with all other parts at their bounds
         part.run()

@@ -21,7 +21,7 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import keep_states
 from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Search
-from fxshard.solver.search.core_problem import MOST_LEFT, Cases, nearby, searched
+from fxshard.solver.search.core_problem import MOST_LEFT, Cases, low_excess_states, search_restricted
 
 COUNTS = (3, 6, 12)
 """Numbers of plans combined, in turn."""
@@ -58,10 +58,10 @@ def combine(relaxation: Relaxation, search: Search, cases: Cases, budget: Budget
 def _by_cases(relaxation: Relaxation, plans: Sequence[IntArray], cases: Cases, budget: Budget) -> None:
     """Search the states of some plans, and others of small excess, by branch and bound."""
     ascent = relaxation.ascent
-    states = nearby(ascent, plans, NEARBY)
+    states = low_excess_states(ascent, plans, NEARBY)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    found, _ = searched(replace(ascent.model, prices=ascent.multipliers), states, ascent.plan, cases, budget)
+    found, _ = search_restricted(replace(ascent.model, prices=ascent.multipliers), states, ascent.plan, cases, budget)
     if found is not None:
         relaxation.take(found)
 

@@ -65,20 +65,20 @@ def search_cores(relaxation: Relaxation, search: Cases, budget: Budget, work: fl
 
 
 def search_core(relaxation: Relaxation, search: Cases, budget: Budget, part: float, measured: Measured | None = None) -> None:
-    """Search a core and offer its best plan. part, measured: as in `nearby`."""
+    """Search a core and offer its best plan. part, measured: as in `low_excess_states`."""
     ascent = relaxation.ascent
     plan = ascent.plan
     if plan is None or ascent.done:
         return
-    states = nearby(ascent, [plan], part, measured)
+    states = low_excess_states(ascent, [plan], part, measured)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    found, _ = searched(ascent.model, states, plan, search, budget)
+    found, _ = search_restricted(ascent.model, states, plan, search, budget)
     if found is not None:
         ascent.suggest(found)
 
 
-def search_left(relaxation: Relaxation, plan: IntArray, search: Cases, budget: Budget) -> bool:
+def search_remaining(relaxation: Relaxation, plan: IntArray, search: Cases, budget: Budget) -> bool:
     """Search the states that a better plan may use, and those of `plan` (of `ascent.model`), as a separate model.
 
     This also proves a bound, since the other states are in no plan below the cutoff. Returns whether the remaining states were few enough.
@@ -93,14 +93,18 @@ def search_left(relaxation: Relaxation, plan: IntArray, search: Cases, budget: B
     kept[offset[:-1] + plan] = True
     if kept.sum() > MOST_LEFT * len(kept):
         return False
-    found, proven = searched(ascent.model, [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)], plan, search, budget)
+    found, proven = search_restricted(
+        ascent.model, [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)], plan, search, budget
+    )
     if found is not None:
         relaxation.take(found)
     relaxation.prove(proven)
     return True
 
 
-def searched(model: Model, states: list[IntArray], plan: IntArray | None, search: Cases, budget: Budget) -> tuple[IntArray | None, float]:
+def search_restricted(
+    model: Model, states: list[IntArray], plan: IntArray | None, search: Cases, budget: Budget
+) -> tuple[IntArray | None, float]:
     """The best plan of a model restricted to some states per node, and a bound on it; plan: a known one within these states."""
     smaller, undo = keep_states(model, states)
     start = None if plan is None else np.asarray([int(np.searchsorted(left, x)) for left, x in zip(states, plan, strict=True)])
@@ -108,7 +112,7 @@ def searched(model: Model, states: list[IntArray], plan: IntArray | None, search
     return None if found is None else undo(found), bound
 
 
-def nearby(ascent: Ascent, plans: Sequence[IntArray], part: float, measured: Measured | None = None) -> list[IntArray]:
+def low_excess_states(ascent: Ascent, plans: Sequence[IntArray], part: float, measured: Measured | None = None) -> list[IntArray]:
     """Per node the states of some plans and those with an excess below a limit: the gap, halved until few enough pairs remain.
 
     part: the fraction of all pairs of states over links that may remain. Without a known plan the limit starts at the greatest excess.

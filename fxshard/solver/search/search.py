@@ -68,7 +68,7 @@ class _Stage:
         return _Stage(model, lambda choices: earlier(later(choices)))
 
 
-class PartSearch:
+class ComponentSearch:
     """Search of one component. history: the steps and their results.
 
     choices: the best plan, None until one is found. bound: a lower bound on plans that fit; `inf` where there is none. grows: continue
@@ -112,7 +112,7 @@ class PartSearch:
         """Search the pairs of least slack exactly with HiGHS, in growing portions, until a portion contains every remaining pair."""
         pairs, reach, work = FIRST_PORTION, 1.0, NEIGHBOURHOOD_WORK
         while not self._over():
-            self._vary(self.budget.part(work))
+            self._search_neighbourhoods(self.budget.part(work))
             if self._over():
                 return
             work *= 2
@@ -136,26 +136,26 @@ class PartSearch:
                 return
             pairs, reach = int(np.ceil(pairs * PORTION_GROWTH)), 2 * reach
 
-    def _vary(self, budget: Budget) -> None:
+    def _search_neighbourhoods(self, budget: Budget) -> None:
         """Large neighbourhood search; a neighbourhood is larger after one that was searched completely, smaller after one that was not."""
         entries = NEIGHBOURHOOD_ENTRIES
         while self.choices is not None and not (budget.spent or self._over()):
             free = sorted(neighbourhoods(self.model, self.choices, self._rng, entries))
             budget.charge(self.model.entries / 10 + FREEING_WORK)
             nodes = np.asarray(free, dtype=np.int64)
-            proven = self._freed(nodes, budget)
+            proven = self._search_neighbourhood(nodes, budget)
             entries = int(entries * (1.1 if proven else 0.7)) + 1
             if len(free) == len(self.model):
                 return
 
-    def _freed(self, nodes: IntArray, budget: Budget) -> bool:
+    def _search_neighbourhood(self, nodes: IntArray, budget: Budget) -> bool:
         """Search the choices of some nodes with all others fixed; whether the search was complete."""
         assert self.choices is not None
         try:
             model, undo, _ = reduce(freed(self.model, self.choices, nodes))
         except Exhausted:
             return True
-        part = PartSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
+        part = ComponentSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
         part.value = self.value - model.constant
         part.run(deep=False)
         if part.choices is not None:

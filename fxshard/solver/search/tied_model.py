@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxshard.solver.bounds.relax import Relaxation
-from fxshard.solver.bounds.tied_messages import spread
+from fxshard.solver.bounds.tied_messages import initialise_from_tied
 from fxshard.solver.primal.local_search import greedy
 from fxshard.solver.problem.arrays import FloatArray, IntArray, each
 from fxshard.solver.problem.budget import Budget
@@ -91,7 +91,7 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
     if smaller.choices is None:
         return False
     if not budget.spent and [len(costs) for costs in smaller.ascent.model.costs] == [len(costs) for costs in tied.model.costs]:
-        spread(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
+        initialise_from_tied(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
         budget.charge(ascent.sweeper.entries)
     ascent.suggest(tied.expand(smaller.choices))
     ascent.prove(FIRST_PAIRS)

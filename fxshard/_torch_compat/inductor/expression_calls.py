@@ -57,6 +57,6 @@ class _Spelling(PythonReferenceAnalysis):
         return (base // divisor) % modulus
 
 
-def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
+def expression_as_calls(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
     """The expression as calls in the graph of the proxies in ``values``; a number if all values are numbers."""
     return sympy_interp(_Spelling, dict(values), expr)
