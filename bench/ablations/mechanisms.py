@@ -104,7 +104,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "tied messages",
         "solve",
         "begin with the messages of the tied model as well",
-        {f"{SEARCH}.tied_model.spread": nothing},
+        {f"{SEARCH}.tied_model.initialise_from_tied": nothing},
         ("solver/bounds/tied_messages.py",),
     ),
     Mechanism(
