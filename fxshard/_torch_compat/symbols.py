@@ -206,8 +206,8 @@ ONE_THREAD = threading.RLock()
 def oblivious() -> Iterator[None]:
     """Within it, no decision depends on whether a size is 0 or 1 in the example; torch does what is valid for all sizes.
 
-    torch's C++ tests contiguity with the example's sizes, but with expressions if sizes have no example. Here C++ is told that no size has
-    one; Python is still told that it has.
+    torch's C++ tests contiguity with the example's sizes, but with expressions if sizes have no example. So ``has_hint`` answers False to
+    C++, and truthfully to Python.
     """
     from torch.fx.experimental import _config
 

@@ -1,8 +1,9 @@
 """Problems whose memory is known exactly only for complete plans, and otherwise lies between two estimates.
 
-The problem's lives overestimate: a plan that fits by them fits. The lives of its *floor* underestimate: a lower bound on the
+The problem's lives overestimate memory: a plan that fits by them fits. The lives of its *floor* underestimate it: a lower bound on the
 floor's cost holds for every plan that fits. So the floor is solved first. If its plan does not fit, the difference between exact and
-estimated memory is added at the critical times, and the floor is solved again. If no such plan fits, the problem itself is solved.
+estimated memory is added at the critical times, and the floor is solved again. If that finds no plan that fits, the problem itself is
+solved.
 """
 
 from __future__ import annotations

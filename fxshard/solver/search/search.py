@@ -84,7 +84,7 @@ class ComponentSearch:
 
     @property
     def proven(self) -> bool:
-        """Whether the bound shows that no better plan exists, or none at all."""
+        """Whether the bound proves that no better plan exists."""
         return self.bound >= self._cutoff()
 
     def run(self, *, deep: bool = True) -> None:
