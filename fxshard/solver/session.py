@@ -211,7 +211,7 @@ class Session:
         best = tuple(int(x) for x in relaxation.choices)
         objective = self.problem.evaluate(best)
         bound = max(known.lower_bound, min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach))
-        return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "gone on"),))
+        return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "continued"),))
 
     def _continue_limited(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
         """A problem with limits: continue from the first solve's messages, multipliers and (repaired) plan."""
@@ -229,7 +229,7 @@ class Session:
         objective = self.problem.evaluate(best)
         bound = min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach, objective)
         cut = objective - bound > gap * abs(objective)
-        return certify(best, objective, max(bound, self.solution.lower_bound), cut, (("multipliers of the first solve", "gone on"),))
+        return certify(best, objective, max(bound, self.solution.lower_bound), cut, (("multipliers of the first solve", "continued"),))
 
 
 def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, reach: float) -> _Root:

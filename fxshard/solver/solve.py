@@ -56,7 +56,7 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
     if best is None and bound < np.inf and budget.spent:
         best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK))
         bound = np.inf if impossible else bound
-        steps.append(("the least that limits need", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
+        steps.append(("least excess over limits", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
     if best is None and bound == np.inf:
         raise limits.explain(budget.last())
     if best is None:

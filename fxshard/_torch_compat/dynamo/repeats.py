@@ -48,7 +48,7 @@ MOST = 3
 
 def repeat(number: int, module: str, *read: Any) -> Any:
     """Stands in a captured graph for a call of ``module`` that is equivalent to traced call ``number``; never executed."""
-    raise AssertionError("a call that stands for others is run")
+    raise AssertionError("a repeat node was executed")
 
 
 class Unlike(Exception):

@@ -46,7 +46,7 @@ def search_by_cases(
     except Exhausted:
         return None, np.inf
     if search_tied(relaxation, search_by_cases, budget):
-        steps.append(("choose alike", f"plan {relaxation.value:.0f}"))
+        steps.append(("tied model", f"plan {relaxation.value:.0f}"))
     elif is_large(relaxation):
         search_cores(relaxation, search_by_cases, budget)
         steps.append(("search cores", f"plan {relaxation.value:.0f}"))
@@ -60,7 +60,7 @@ def search_by_cases(
             plan = Polish(model, choices, budget).run()
             if plan is not None:
                 relaxation.offer(plan)
-        steps.append(("the least that limits need", f"plan {relaxation.value:.0f}"))
+        steps.append(("least excess over limits", f"plan {relaxation.value:.0f}"))
         if np.isfinite(relaxation.value):
             relaxation.run()
             steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))

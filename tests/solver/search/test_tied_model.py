@@ -110,7 +110,7 @@ def test_a_stack_whose_best_middle_is_alike_is_solved_as_one(seed: int) -> None:
 def test_a_stack_is_chosen_alike_first_however_small_its_tables_are() -> None:
     problem = chain(60, 4, 0)
     solution = solve_within(problem, Budget())
-    assert [name for name, _ in solution.steps][1] == "choose alike"
+    assert [name for name, _ in solution.steps][1] == "tied model"
     assert solution.objective == shortest(problem) and solution.proven
 
 
