@@ -88,7 +88,7 @@ def unchanged(self: object, model: Any) -> Any:
 
 
 def _first_half(branching: Any, case: Any, bound: float) -> tuple[float, tuple[Any, ...]]:
-    branching.ascent.decoded()
+    branching.ascent.offer_decoded()
     return bound, ()
 
 
@@ -104,7 +104,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "tied messages",
         "solve",
         "begin with the messages of the tied model as well",
-        {f"{SEARCH}.tied_model.spread": nothing},
+        {f"{SEARCH}.tied_model.initialise_from_tied": nothing},
         ("solver/bounds/tied_messages.py",),
     ),
     Mechanism(
@@ -159,7 +159,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "solve",
         "try six nodes before a case is divided",
         {f"{SEARCH}.branching.PROBES": 1},
-        used=(f"{SEARCH}.branching.Branching._divided",),
+        used=(f"{SEARCH}.branching.Branching._best_split",),
     ),
     Mechanism(
         "small cases",
@@ -173,7 +173,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "solve",
         "divide cases within limits between two plans",
         {f"{SEARCH}.branching._opposed": nothing},
-        ("solver/search/branching.py:_opposed", "solver/search/branching.py:Branching._parted"),
+        ("solver/search/branching.py:_opposed", "solver/search/branching.py:Branching._split_between"),
     ),
     Mechanism(
         "multipliers of cases",
@@ -215,10 +215,10 @@ SOLVERS: tuple[Mechanism, ...] = (
         "merging",
         "solve",
         "merge neighbours under ever larger targets",
-        {f"{SEARCH}.search.PartSearch._deepen": nothing},
+        {f"{SEARCH}.search.ComponentSearch._deepen": nothing},
         (
-            "solver/search/search.py:PartSearch._deepen",
-            "solver/search/search.py:PartSearch._merge_rounds",
+            "solver/search/search.py:ComponentSearch._deepen",
+            "solver/search/search.py:ComponentSearch._merge_rounds",
             "solver/reductions/merging.py:Contract",
             "solver/reductions/merging.py:Merger.growth",
         ),
@@ -227,15 +227,19 @@ SOLVERS: tuple[Mechanism, ...] = (
         "neighbourhoods",
         "solve",
         "set parts of the best plan free",
-        {f"{SEARCH}.search.PartSearch._vary": nothing},
-        ("solver/primal/neighbourhood.py", "solver/search/search.py:PartSearch._vary", "solver/search/search.py:PartSearch._freed"),
+        {f"{SEARCH}.search.ComponentSearch._search_neighbourhoods": nothing},
+        (
+            "solver/primal/neighbourhood.py",
+            "solver/search/search.py:ComponentSearch._search_neighbourhoods",
+            "solver/search/search.py:ComponentSearch._search_neighbourhood",
+        ),
     ),
     Mechanism(
         "portions",
         "solve",
         "give HiGHS the pairs of least slack, ever more of them",
-        {f"{SEARCH}.search.PartSearch._grow": nothing},
-        ("solver/search/search.py:PartSearch._grow", "solver/bounds/pruning.py:portion"),
+        {f"{SEARCH}.search.ComponentSearch._grow": nothing},
+        ("solver/search/search.py:ComponentSearch._grow", "solver/bounds/pruning.py:portion"),
     ),
     Mechanism(
         "elimination",
@@ -248,7 +252,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "HiGHS",
         "solve",
         "solve what is left as an integer program",
-        {f"{SEARCH}.search.MIP_ENTRIES": 0, f"{SEARCH}.search.PartSearch._grow": nothing},
+        {f"{SEARCH}.search.MIP_ENTRIES": 0, f"{SEARCH}.search.ComponentSearch._grow": nothing},
         ("solver/primal/highs.py",),
         (f"{SEARCH}.search.solve_mip",),
     ),
@@ -339,29 +343,29 @@ QUESTIONS: tuple[Mechanism, ...] = (
         "regions",
         "ask",
         "answer from a region around what changed",
-        {f"{SOLVER}.session.Session._around": nothing},
-        ("solver/search/subproblem.py", "solver/session.py:Session._around"),
+        {f"{SOLVER}.session.Session._solve_region": nothing},
+        ("solver/search/subproblem.py", "solver/session.py:Session._solve_region"),
     ),
     Mechanism(
         "going on",
         "ask",
         "go on from the messages of the first solve",
-        {f"{SOLVER}.session.Session._further": lambda session, root, allowed, known, *_: known},
-        ("solver/session.py:Session._further", "solver/search/core_problem.py:search_left"),
+        {f"{SOLVER}.session.Session._continue": lambda session, root, allowed, known, *_: known},
+        ("solver/session.py:Session._continue", "solver/search/core_problem.py:search_remaining"),
     ),
     Mechanism(
         "going on within limits",
         "ask",
         "the same with multipliers",
-        {f"{SOLVER}.session.Session._within": nothing},
-        ("solver/session.py:Session._within", "solver/session.py:_changed"),
+        {f"{SOLVER}.session.Session._continue_limited": nothing},
+        ("solver/session.py:Session._continue_limited", "solver/session.py:_changed"),
     ),
     Mechanism(
         "what is left",
         "ask",
         "search what a better plan may have as a model of its own",
-        {f"{SOLVER}.session.search_left": no},
-        ("solver/search/core_problem.py:search_left",),
+        {f"{SOLVER}.session.search_remaining": no},
+        ("solver/search/core_problem.py:search_remaining",),
     ),
 )
 

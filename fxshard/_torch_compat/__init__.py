@@ -1,4 +1,4 @@
-"""The only file that imports private names of torch (2.13): they move between releases, so they are kept together."""
+"""Private names of torch (2.13) are used only in this package, since they move between releases."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ FAKE_ERRORS = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-"""What fakes raise of themselves, where a tensor with values would do."""
+"""Errors that fake tensors raise where a tensor with data would work."""
 
 scaled_mm_by_recipes = torch._scaled_mm_v2
-"""What ``torch.nn.functional.scaled_mm`` calls."""
+"""The function behind ``torch.nn.functional.scaled_mm``."""
 
 FAKE_STORE = "torch.testing._internal.distributed.fake_pg.FakeStore()"
 TOKEN_INPUTS = (ForwardTokenAOTInput, BackwardTokenAOTInput)
 TOKEN_OUTPUTS = (ForwardTokenAOTOutput, BackwardTokenAOTOutput)
-"""Ends of a traced graph that only keep operators with effects in order."""
+"""Inputs and outputs of a traced graph that only order operators with side effects."""
 
 
 def register_group_alias(name: str, group: ProcessGroup) -> None:
-    """Makes functional collectives find ``group`` under ``name`` too."""
+    """Lets functional collectives find ``group`` under ``name`` as well."""
     from torch._C._distributed_c10d import _register_process_group
 
     _register_process_group(name, group)
 
 
 def lazy_graph_module(graph: fx.Graph) -> fx.GraphModule:
-    """A GraphModule whose Python code is written only when it is called: interpreters never ask for it."""
+    """A GraphModule that generates its Python code only when called, since interpreters never need it."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
     with _use_lazy_graph_module(True):
@@ -90,19 +90,19 @@ def lazy_graph_module(graph: fx.Graph) -> fx.GraphModule:
 
 
 def name_of_call(target: Any) -> str:
-    """What the name of a call of ``target`` begins with where it is given none."""
+    """The default base of a node's name for a call of ``target``."""
     return re.sub("[^0-9a-zA-Z_]+", "_", torch.fx.Graph()._target_to_str(target))
 
 
 def wrap_like(local: torch.Tensor, like: DTensor) -> DTensor:
-    """``local`` as a DTensor with the mesh, placements and global shape of ``like``; no check, no autograd."""
+    """``local`` as a DTensor with the mesh, placements and global shape of ``like``, without checks and autograd."""
     from torch.distributed.tensor import DTensor
 
-    return torch.Tensor._dtensor__new__(DTensor, local, like._spec, requires_grad=False)  # its __init__ is empty, in a frame of Dynamo
+    return torch.Tensor._dtensor__new__(DTensor, local, like._spec, requires_grad=False)  # skips __init__, which is empty but has a frame
 
 
 def dtensor_has_rule(op: OpOverload) -> bool:
-    """Whether DTensor can shard ``op``: by a rule, a strategy, a handler of its own or a decomposition."""
+    """Whether DTensor can shard ``op``: by a rule, a strategy, a custom handler or a decomposition."""
     from torch.distributed.tensor import DTensor
 
     dispatcher = DTensor._op_dispatcher
@@ -114,9 +114,9 @@ def dtensor_has_rule(op: OpOverload) -> bool:
 def dtensor_takes(
     op: OpOverload, args: Any, kwargs: Any, metas: Sequence[tuple[Sequence[int], torch.dtype]], placements: Sequence[Any], mesh: DeviceMesh
 ) -> bool:
-    """Whether DTensor runs ``op`` on operands in these placements as they are, without moving one first.
+    """Whether DTensor runs ``op`` on operands in these placements without redistributing one first.
 
-    ``args`` and ``kwargs`` hold callables that pick their operand's spec from a list in the places of tensors.
+    In ``args`` and ``kwargs`` each tensor is replaced by a callable that picks its spec from the list of operands' specs.
     """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import OpSchema
@@ -132,24 +132,24 @@ def dtensor_takes(
 
 
 def replaced_spec(spec: Any, mesh: DeviceMesh, placement: Any) -> Any:
-    """A DTensorSpec on another mesh of one axis, in another placement."""
+    """The DTensorSpec on another mesh, of one axis, with another placement."""
     return type(spec)(mesh, (placement,), spec.tensor_meta)
 
 
 def storage_key(value: torch.Tensor) -> int:
-    """Equal for tensors that share memory, fake ones too, as long as one of them lives."""
+    """A key that is equal for tensors that share storage, fake ones too, as long as one of them is alive."""
     return value.untyped_storage()._cdata
 
 
 def dynamo_source(placeholder: fx.Node) -> tuple[str, bool]:
-    """(where Dynamo found the value, as an expression; whether it is a number handed over as a tensor)."""
+    """(the source of the value in Dynamo, as an expression; whether it is a number passed as a tensor)."""
     argument = placeholder.meta.get("grapharg")
     source = getattr(argument, "source", None)
     return (source.name if source is not None else ""), bool(getattr(argument, "pass_arg_as_tensor", False))
 
 
 def dynamo_frame() -> tuple[str, tuple[str, ...]]:
-    """The name of the function that Dynamo is compiling and its variables, arguments first; nothing outside of it."""
+    """The name of the function that Dynamo is compiling and its variables, arguments first; empty outside of Dynamo."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
@@ -161,7 +161,7 @@ def dynamo_frame() -> tuple[str, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def noted_side_effects() -> Iterator[list[str]]:
-    """While Dynamo captures: where the Python objects come from that the code changes, filled in at the end."""
+    """While Dynamo captures: yields a list that receives, at the end, the sources of the Python objects that the code changes."""
     from torch._dynamo import config
 
     found: list[str] = []
@@ -179,9 +179,9 @@ def noted_side_effects() -> Iterator[list[str]]:
 
 
 def sizes_from_data() -> contextlib.AbstractContextManager[Any]:
-    """While Dynamo captures: operators whose result's size, or a number, depends on the data stay in the graph, as symbols.
+    """While Dynamo captures: operators whose output sizes or numbers depend on data stay in the graph, as symbols.
 
-    Warnings are no part of a graph.
+    Calls of ``warnings.warn`` are left out of the graph.
     """
     from torch._dynamo import config
 
@@ -193,7 +193,7 @@ def sizes_from_data() -> contextlib.AbstractContextManager[Any]:
 
 
 def forget_inner_sizes(operands: Any, result: Any) -> None:
-    """To a capture a call is one node: sizes and numbers that came up inside, and are not in its result, need no node of their own."""
+    """Drop unbacked symbols that were created inside a call captured as one node and are not in its result: they need no node."""
     mode = next((t.fake_mode for t in pytree.tree_leaves(operands) if isinstance(t, FakeTensor)), None)
     env = None if mode is None else mode.shape_env
     if env is not None:
@@ -203,8 +203,8 @@ def forget_inner_sizes(operands: Any, result: Any) -> None:
 
 @dataclass(frozen=True)
 class LocalMapCall:
-    """A call of what ``local_map`` made: its placements (None where not given), its mesh, the shapes of its arguments (None: no
-    tensor), and where it stands: (file, line, code), innermost last."""
+    """A call of a function made by ``local_map``: its placements (None where not given), its mesh, the shapes of its arguments (None: no
+    tensor), and its call stack: (file, line, code), innermost last."""
 
     outputs: Any
     inputs: Any
@@ -216,9 +216,9 @@ class LocalMapCall:
 
 @contextlib.contextmanager
 def captured_local_maps(describe: Callable[[LocalMapCall], tuple[Any, Any]], region: Callable[..., Any]) -> Iterator[None]:
-    """While Dynamo captures: a call of what ``local_map`` made becomes ``region(function, begins, ends, *args, **kwargs)``.
+    """While Dynamo captures: a call of a ``local_map`` function becomes ``region(function, begins, ends, *args, **kwargs)``.
 
-    ``describe`` gives ``begins`` and ``ends``, constants.
+    ``describe`` returns the constants ``begins`` and ``ends`` for a call.
     """
     from torch._dynamo.variables.builder import SourcelessBuilder
     from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable as Wrapped
@@ -235,14 +235,14 @@ def captured_local_maps(describe: Callable[[LocalMapCall], tuple[Any, Any]], reg
         return inner.call_function(tx, [function, *constants, *given[5:]], dict(kwargs))
 
     asked, home = Wrapped.should_wrap_in_hop, "torch.distributed.tensor.experimental._func_map"
-    known = staticmethod(lambda value: home in sys.modules and asked(value))  # nobody has what nobody imported
+    known = staticmethod(lambda value: home in sys.modules and asked(value))  # without the import there are no such functions
     with _patched(Wrapped, "_call_function", call), _patched(Wrapped, "should_wrap_in_hop", known), Wrapped.enable():
         yield
 
 
 @contextlib.contextmanager
 def captured_instead(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """While Dynamo captures: calls of these functions of torch's become calls of Python functions that it looks into."""
+    """While Dynamo captures: calls of these functions of torch are replaced by calls of Python functions, which Dynamo traces."""
     from torch._dynamo.variables.builder import SourcelessBuilder
     from torch._dynamo.variables.functions import SkipFunctionVariable
     from torch._dynamo.variables.tensor import TensorVariable
@@ -275,7 +275,7 @@ def captured_instead(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[No
 
 @contextlib.contextmanager
 def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = vars(owner)[name] if name in vars(owner) else getattr(owner, name)  # a class's own as it stands there, not bound
+    original = vars(owner)[name] if name in vars(owner) else getattr(owner, name)  # from vars: a descriptor as stored, not bound
     setattr(owner, name, value)
     try:
         yield
@@ -284,7 +284,7 @@ def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def flex_attention_of_any_device() -> contextlib.AbstractContextManager[None]:
-    """While Dynamo captures: flex_attention is not refused for training on the CPU, where models are traced; no kernel of it runs."""
+    """While Dynamo captures: allow training with flex_attention on the CPU, where models are traced; its kernels never run there."""
     from torch.nn.attention import flex_attention as module
 
     return _patched(module, "_validate_device", lambda query, key, value: None)
@@ -296,7 +296,7 @@ def is_flex_attention(target: Any) -> bool:
 
 
 def flex_attention_in_plain_operators() -> Callable[..., Any]:
-    """torch's own math form, with the same arguments; of the block mask it reads the last entry only, the function."""
+    """torch's reference implementation, with the same arguments; of the block mask it reads only the last entry, the function."""
     from torch._higher_order_ops.flex_attention import math_attention
 
     return math_attention
@@ -304,7 +304,7 @@ def flex_attention_in_plain_operators() -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """Without the traceback that torch logs for an operator that refuses its operands: the error itself is raised as well."""
+    """Suppress the traceback that torch logs when an operator rejects its operands, since the error is raised as well."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def keep(record: logging.LogRecord) -> bool:
@@ -318,19 +318,19 @@ def quiet_fakes() -> Iterator[None]:
 
 
 def schema_of(operator: Any) -> torch.FunctionSchema | None:
-    """The schema of a torch operator; None for what is none."""
+    """The schema of a torch operator; None for any other object."""
     return getattr(operator, "_schema", None)
 
 
 def named_arguments(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The arguments of a call of ``operator`` by name, those that were left out with their defaults."""
+    """The arguments of a call of ``operator`` by name, with defaults for omitted ones."""
     known = operator._schema.arguments
     defaults = {a.name: a.default_value for a in known if a.has_default_value()}
     return {**defaults, **dict(zip((a.name for a in known), args, strict=False)), **(kwargs or {})}
 
 
 def find_operator(op: Any) -> OpOverload | None:
-    """One overload of an operator, from its name (``"mylib::op"``: the default one), a packet, a custom op or the overload itself."""
+    """An operator overload from its name (``"mylib::op"``: the default one), a packet, a custom op or the overload itself."""
     from torch._library.custom_ops import CustomOpDef
     from torch._ops import OpOverloadPacket
 
@@ -348,12 +348,12 @@ def find_operator(op: Any) -> OpOverload | None:
 
 
 def operator_names() -> frozenset[str]:
-    """All operators that torch knows in this process: ``mylib::op``, ``mylib::op.overload``."""
+    """All operators registered in this process: ``mylib::op``, ``mylib::op.overload``."""
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
 def sharding_functions() -> dict[str, Callable[..., Any]]:
-    """What users gave to ``register_sharding``, by operator (``"mylib.op.default"``); not torch's own strategies."""
+    """The functions that users gave to ``register_sharding``, by operator (``"mylib.op.default"``), without torch's own strategies."""
     from torch.distributed.tensor import DTensor
 
     known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
@@ -362,7 +362,7 @@ def sharding_functions() -> dict[str, Callable[..., Any]]:
 
 
 def dtensor_spec(shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """What a sharding function sees of a tensor: its shape and dtype, whole on a mesh of one rank."""
+    """The DTensorSpec that a sharding function receives: this shape and dtype, replicated on a mesh of one rank."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._dtensor_spec import TensorMeta as SpecMeta
@@ -372,22 +372,22 @@ def dtensor_spec(shape: Sequence[int], dtype: torch.dtype) -> Any:
 
 
 def changes_of(value: torch.Tensor) -> int:
-    """How often a tensor was written into."""
+    """A tensor's version: the number of in-place writes."""
     return value._version
 
 
 def own_tensors(module: torch.nn.Module) -> list[torch.Tensor | None]:
-    """Parameters and buffers that ``module`` itself holds, tied ones as often as they are held."""
+    """Parameters and buffers of ``module`` itself, without submodules; tied ones are repeated."""
     return [*module._parameters.values(), *module._buffers.values()]
 
 
 def captured_out_spec(captured: fx.GraphModule) -> pytree.TreeSpec:
-    """The structure of what a module captured by Dynamo returns."""
+    """The structure of the return value of a module captured by Dynamo."""
     return captured.graph._codegen.pytree_info.out_spec
 
 
 def operator_database() -> list[Any]:
-    """torch's own list of operators with example inputs; raises OptionError where what it needs is not installed."""
+    """torch's list of operators with example inputs; raises OptionError where its dependencies are not installed."""
     try:
         from torch.testing._internal.common_methods_invocations import op_db
     except ImportError as error:
@@ -397,7 +397,7 @@ def operator_database() -> list[Any]:
 
 
 def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
-    """A DeviceMesh whose only rank is this process; it needs no process group and has none."""
+    """A DeviceMesh whose only rank is this process, without a process group."""
     from torch.distributed.device_mesh import DeviceMesh
 
     ranks = torch.zeros((1,) * len(axis_names), dtype=torch.int64)

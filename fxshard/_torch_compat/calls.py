@@ -1,4 +1,4 @@
-"""What a call of a compiled program asks of torch, without the checks and frames of torch's public ways to it."""
+"""Fast forms of what every call of a compiled program needs from torch, without the checks and frames of the public functions."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _ABOVE_KERNELS = _keys()
 
 
 def kernels_only() -> AbstractContextManager[None]:
-    """Within it an operator is its kernel: neither autograd nor autocast, for any device, sees the call.
+    """Within it, operators dispatch directly to kernels, past autograd and autocast on every device.
 
-    Functional collectives have autograd formulas in Python, which cost 10 to 25 us a call though nothing is recorded.
+    The autograd formulas of functional collectives are in Python and cost 10 to 25 us a call even if nothing is recorded.
     """
     return torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
 
 
 DENSE = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Types of tensors that are what they hold, asked of a type and not by ``isinstance``, which takes three times as long."""
+"""Types of plain dense tensors; a lookup of the exact type takes a third of the time of ``isinstance``."""
 
 
 def locals_of(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each tensor the dense local one: that of a DTensor, or itself where it is local already; outside of autograd."""
+    """The local tensor of each DTensor, plain tensors as they are, all contiguous; outside of autograd."""
     return [(x if type(x) in DENSE or not isinstance(x, DTensor) else x._local_tensor).contiguous() for x in values]
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may share elements: their local memory, from the first to the last element, does."""
+    """Whether two tensors may share elements: the address ranges of their local tensors overlap."""
     (a, b), (c, d) = (_range(x._local_tensor if isinstance(x, DTensor) else x) for x in (one, other))
     return a < d and c < b
 
@@ -58,23 +58,23 @@ def _range(value: torch.Tensor) -> tuple[int, int]:
 
 
 def versions_of(values: Sequence[torch.Tensor]) -> list[int]:
-    """How often each tensor was written into."""
+    """Each tensor's version: the number of in-place writes."""
     return [value._version for value in values]
 
 
 def held(owner: torch.nn.Module, key: str) -> torch.Tensor:
-    """``getattr(owner, key)`` of a parameter, past the module's lookup in Python; by it where the parameter has moved."""
+    """``getattr(owner, key)`` for a parameter, without the module's lookup in Python unless it is no longer in ``_parameters``."""
     found = owner._parameters.get(key)
     return getattr(owner, key) if found is None else found
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func (grad, vmap, jvp) or a level of forward-mode derivatives is around the call."""
+    """Whether a transform of torch.func (grad, vmap, jvp) or forward-mode differentiation is active."""
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 def jit_traced() -> bool:
-    """Whether ``torch.jit.trace`` is around the call; ``torch.jit.is_tracing`` without its frame."""
+    """Whether ``torch.jit.trace`` is active: ``torch.jit.is_tracing`` without its frame."""
     return torch._C._get_tracing_state() is not None
 
 
@@ -87,12 +87,12 @@ def held_parameters_of(tables: Tables) -> list[torch.nn.Parameter]:
 
 
 def held_buffers_of(tables: Tables) -> list[torch.Tensor | None]:
-    """None for what is no buffer (any more)."""
+    """The buffers; None for a name that is not (or no longer) a buffer."""
     return [state["_buffers"].get(key) for state, key in tables]
 
 
 def parts_of(states: Sequence[dict[str, Any]]) -> tuple[list[Any], ...]:
-    """The children and the names of parameters of modules whose ``vars`` are given, in lists that compare fast."""
+    """The children and parameter names of modules, given by their ``vars``, as lists that compare fast."""
     modules, parameters = [state["_modules"] for state in states], [state["_parameters"] for state in states]
     children = [*chain.from_iterable(map(_VALUES, modules))]
     return children, [*map(len, modules)], [*chain.from_iterable(parameters)], [*map(len, parameters)]

@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): the layout of a convolution's result where its sizes are symbols."""
+"""Private names of torch (2.13): the memory format of a convolution's result for symbolic sizes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch.utils._pytree import tree_any, tree_map
 
 LARGE = 4096
-"""What a size is taken for: above every threshold of torch's kernels, and no shard is empty or 1 there."""
+"""The size substituted for a symbol: above all thresholds of torch's kernels, so that no shard has size 0 or 1."""
 
 
 @contextlib.contextmanager
 def convolutions_of_any_size() -> Iterator[None]:
-    """While it lasts, the kernel of a convolution, and by it the result's memory format, is chosen at large sizes, and nothing is noted.
+    """Within it, the kernel of a convolution, and with it the result's memory format, is chosen for large sizes, without guards.
 
-    torch chooses at the example's sizes (one of a batch below 16, another of an empty batch) and notes each as a guard. The kernel decides
-    nothing in a graph but the memory format, which follows those of the input and the weight: it does not change with a size.
+    torch chooses by the example's sizes (one kernel for a batch below 16, another for an empty batch) and adds a guard each time. In a
+    graph the kernel decides only the memory format, which follows from the input's and the weight's and does not depend on sizes.
     """
     from torch._subclasses import fake_impls
     from torch.fx.experimental import symbolic_shapes
@@ -34,7 +34,7 @@ def convolutions_of_any_size() -> Iterator[None]:
             try:
                 with fake_mode:
                     large = real(fake_mode, op, *tree_map(_large, args), **tree_map(_large, kwargs))
-            except RuntimeError:  # a kernel that is longer, or a dim that is cut off before: as torch does it
+            except RuntimeError:  # not valid at the large size, for example a larger kernel or a cropped dim: as torch does it
                 return real(fake_mode, op, *args, **kwargs)
             with mock.patch.object(symbolic_shapes, "has_guarding_hint", lambda size: not isinstance(size, torch.SymInt)):
                 return tree_map(_laid_out, real(fake_mode, op, *args, **kwargs), large)
@@ -53,7 +53,7 @@ def _symbolic(value: Any) -> bool:
 
 
 def _large(value: Any) -> Any:
-    """The value where each symbol of its sizes is large."""
+    """The value with each symbol of its sizes replaced by LARGE."""
     if isinstance(value, torch.SymInt):
         expr = value.node.expr
         return int(expr.xreplace({symbol: LARGE for symbol in expr.free_symbols}))

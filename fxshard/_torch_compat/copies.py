@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): copies of DTensors whose parts are slices of larger buffers, as gradients are that come in buckets."""
+"""Private names of torch (2.13): deep copies of DTensors whose local tensors are slices of larger buffers, like gradients in buckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 @functools.cache
 def copy_slices() -> None:
-    """From now on ``copy.deepcopy`` takes DTensors of this kind, which torch takes for tensors with memory of their own."""
+    """From now on ``copy.deepcopy`` supports such DTensors; torch's own assumes that each tensor owns its storage."""
     plain = DTensor.__deepcopy__
 
     @functools.wraps(plain)

@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): the functions of whole numbers that its sizes are made of, beside those of sympy."""
+"""Private names of torch (2.13): the functions, of torch and of sympy, that occur in expressions of sizes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FUNCTIONS: Mapping[str, Callable[..., sympy.Basic]] = {
     "ExprCondPair": sympy.functions.elementary.piecewise.ExprCondPair,
     **{name: getattr(of_torch, name) for name in _OF_TORCH},
 }
-"""What an expression of sizes may call, by the name under which ``sympy.srepr`` and ``torch.export`` write it."""
+"""The functions that an expression of sizes may call, by their names in ``sympy.srepr`` and ``torch.export``."""
 
 WHOLE = ("FloorDiv", "CleanDiv", "CeilDiv", "Mod", "PythonMod", "ModularIndexing", "PowByNatural")
-"""Those that are of whole numbers alone: torch's own do not check it, and can call themselves without end."""
+"""The functions of integers only. torch's implementations do not check this, and can recurse without end."""
 
 SIZE_CALLS: Mapping[str, Callable[..., Any]] = {
     **{f"_operator.{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "pow", "truediv")},
@@ -37,7 +37,7 @@ SIZE_CALLS: Mapping[str, Callable[..., Any]] = {
     "torch._sym_sqrt": torch._sym_sqrt,
     **{f"math.{name}": getattr(math, name) for name in ("floor", "ceil")},
 }
-"""What a stored graph may call to compute sizes, by the name under which ``torch.export`` writes it."""
+"""The functions that a stored graph may call to compute sizes, by their names in ``torch.export``."""
 
 
 def divided(above: Any, below: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): simplify ``Min`` and ``Max`` of sizes where the ranges of their symbols decide which argument wins.
+"""Private names of torch (2.13): simplify ``Min`` and ``Max`` of sizes where the symbols' ranges decide which argument wins.
 
 The slice ``x[: n // 2 + 1]`` of a dim of size n has length ``Min(n, n // 2 + 1)``. torch compares the two by their separate ranges only.
 """
@@ -19,7 +19,7 @@ EXTREMES = (Min, Max)
 
 @contextlib.contextmanager
 def extremes_reduced() -> Iterator[None]:
-    """Within it, ``Min`` and ``Max`` of sizes are simplified when they are created. Otherwise expressions grow with each slice; with it,
+    """Within it, ``Min`` and ``Max`` of sizes are simplified when created. Otherwise expressions grow with each slice; with it,
     ``cat([x[n // 2:], x[:n // 2]])`` has the size of ``x``."""
     before = SymNode._sym_min, SymNode._sym_max
 

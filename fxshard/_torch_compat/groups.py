@@ -1,4 +1,4 @@
-"""Process groups from the inside: how many collectives were issued, how long one may wait, whether an error is a lost connection."""
+"""Internals of process groups: the number of issued collectives, timeouts, and whether an error is a lost connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def issued(group: ProcessGroup) -> int:
-    """How many collectives this rank has issued on ``group``; 0 where the backend does not count."""
+    """The number of collectives that this rank has issued on ``group``; 0 where the backend does not count."""
     try:
         return group._get_sequence_number_for_group()
     except RuntimeError:
@@ -22,32 +22,32 @@ def issued(group: ProcessGroup) -> int:
 
 
 def devices_of(group: ProcessGroup) -> list[torch.device]:
-    """The kinds of device that ``group`` has a backend for."""
+    """The device types for which ``group`` has a backend."""
     return list(group._device_types)
 
 
 def backend_of(group: ProcessGroup, device: torch.device) -> tuple[Any, timedelta]:
-    """What runs collectives of ``device``'s tensors, and how long one may wait; ``.set_timeout(timedelta)`` changes that."""
+    """The backend for ``device``'s tensors and its timeout, which the backend's ``set_timeout(timedelta)`` changes."""
     backend = group._get_backend(torch.device(device.type))
     return backend, backend.options._timeout
 
 
 def backend_name(group: ProcessGroup, device: torch.device) -> str:
-    """``"gloo"``, ``"nccl"``, ...: what runs collectives of ``device``'s tensors."""
+    """The name of the backend for ``device``'s tensors: ``"gloo"``, ``"nccl"``, ..."""
     return group._get_backend(torch.device(device.type)).name()
 
 
 def active_mesh() -> DeviceMesh | None:
-    """The innermost mesh whose ``with device_mesh:`` this thread is in."""
+    """The mesh of the innermost active ``with device_mesh:`` of this thread."""
     from torch.distributed.device_mesh import _mesh_resources
 
     return _mesh_resources.mesh_stack[-1] if _mesh_resources.mesh_stack else None
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective failed because of another rank, or of the network, and not of what it was given.
+    """Whether a collective failed because of another rank or the network, not because of its arguments.
 
-    gloo has no kind of its own for that: its errors name its source file.
+    gloo has no error type for that; its messages contain the path of its source file.
     """
     seen: BaseException | None = error
     while seen is not None:

@@ -1,4 +1,4 @@
-"""Nodes of a graph, made and looked at without what takes most of the time of that."""
+"""Fast creation and inspection of graph nodes, without the most expensive parts of torch's functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ inputs_of: Callable[[fx.Node], Collection[fx.Node]] = attrgetter("_input_nodes")
 
 
 def in_order(graph: fx.Graph) -> bool:
-    """Whether each node is of the graph, has a name of its own and stands behind all that it reads: ``lint``, which says what is wrong,
-    but for the graph's tables."""
+    """Whether each node belongs to the graph, has a unique name and comes after its operands: ``Graph.lint``, without error messages and
+    without the check of the graph's tables."""
     seen: set[fx.Node] = set()
     names: set[str] = set()
     for node in graph.nodes:
@@ -28,16 +28,16 @@ def in_order(graph: fx.Graph) -> bool:
 
 
 class NodeMaker:
-    """Makes the nodes of a graph: ``Graph.create_node``, which would look through the arguments for symbolic sizes, take each name apart,
-    and hash the operator, in Python, of each."""
+    """Creates nodes of a graph faster than ``Graph.create_node``, which searches the arguments for symbolic sizes, parses each name and
+    hashes each operator in Python."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self._alike: dict[int, tuple[Any, dict[fx.Node, None]]] = {}
-        """The graph's table of calls of a target, by the target's id; the target is kept, so that no other gets its id."""
+        """The graph's table of the calls of a target, by the target's id; holds the target, so that its id is not reused."""
 
     def __call__(self, op: str, target: Any, args: Any, kwargs: Any, name: str | None, meta: Mapping[str, Any] | None = None) -> fx.Node:
-        """A new node; ``meta``: what its own is to hold. To set it whole would take the node out of the graph's tables and put it back."""
+        """A new node. ``meta`` updates ``node.meta``; assigning it would remove the node from the graph's tables and add it again."""
         graph = self.graph
         if graph.owning_module is not None or name is None:
             node = graph.create_node(op, target, name=name)
@@ -83,7 +83,7 @@ def _new_name(names: Any, name: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _parts(name: str) -> tuple[str, int | None] | None:
-    """What a name begins with and its number; None for names that Python keeps for itself, or that are none."""
+    """The base and number of a name; None for names that are reserved or not valid."""
     match = _name_regex.match(name)
     if match is None or name in _illegal_names:
         return None

@@ -1,7 +1,7 @@
-"""Private names of torch (2.13): Dynamo and AOTAutograd imported without what only their errors and plots need.
+"""Private names of torch (2.13): import Dynamo and AOTAutograd without parts that only their error messages and plots need.
 
-Of the time that importing them takes, a sixth goes into noting the file of each operator that torch registers, for which it looks
-through all modules, and into networkx, by which AOTAutograd's partitioner draws pictures and weighs checkpoints.
+A sixth of their import time goes into recording the source file of each operator that torch registers (a search through all modules), and
+into networkx, which AOTAutograd's partitioner uses to draw graphs and to evaluate checkpointing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from fxshard._torch_compat.sources import quick_sources
 
 READERS = ("graph_info_provider", "knapsack_evaluator")
-"""Modules of ``torch._functorch._activation_checkpointing`` that import networkx, of which they only name ``DiGraph`` meanwhile."""
+"""Modules of ``torch._functorch._activation_checkpointing`` that import networkx; at import time they need only the name ``DiGraph``."""
 
 
 class Later(ModuleType):
-    """Stands for a module that is imported when something of it is asked for."""
+    """A proxy for a module that is imported on first access to an attribute."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
@@ -29,14 +29,14 @@ class Later(ModuleType):
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """While Dynamo and AOTAutograd are imported."""
+    """Within it, Dynamo and AOTAutograd are imported faster."""
     with quick_sources():
         _postpone_networkx()
         yield
 
 
 def _postpone_networkx() -> None:
-    """Imports what reads networkx without it. Not where it is imported already, or another thread might be about to."""
+    """Imports the modules that use networkx without it. Does nothing if it is imported already, or another thread might import it."""
     if "networkx" in sys.modules or threading.active_count() > 1:
         return
     stub = ModuleType("networkx")

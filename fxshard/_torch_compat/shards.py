@@ -1,4 +1,4 @@
-"""Private names of DTensor (2.13): their local tensors, without autograd and without asking DTensor; operators of one's own on them."""
+"""Private names of DTensor (2.13): local tensors without autograd and dispatch, and custom handlers of operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 
 def local_like(value: Any, like: DTensor) -> torch.Tensor | None:
-    """The shard of ``value`` on this rank; None unless it is a plain tensor of a DTensor that lies as ``like`` does."""
+    """The local tensor of ``value``; None unless ``value`` is a DTensor with a plain local tensor and the same layout as ``like``."""
     if not isinstance(value, DTensor) or type(value._local_tensor) is not torch.Tensor:
         return None
     a, b = value._spec, like._spec
@@ -20,22 +20,22 @@ def local_like(value: Any, like: DTensor) -> torch.Tensor | None:
 
 
 def spec_of(value: DTensor) -> Any:
-    """What says how ``value`` lies: compared by identity, it tells whether it lies as before."""
+    """The spec (layout) of ``value``; comparing it by identity tells whether the layout is unchanged."""
     return value._spec
 
 
 OVERFLOW_CHECK = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-"""The operator by which gradient scalers divide gradients and look for entries that are not finite."""
+"""The operator with which gradient scalers divide gradients and detect entries that are not finite."""
 
 IS_ANY_TRUE = torch.ops.aten._is_any_true.default
-"""The operator by which anomaly mode looks for NaN in a gradient."""
+"""The operator with which anomaly mode detects NaN in a gradient."""
 
 
 def handle_dtensors(op: Any, handler: Callable[[Any, Sequence[Any], Any], Any]) -> None:
-    """From now on ``op`` on DTensors is ``handler(op, args, kwargs)``, as torch's own ``loss_parallel`` does it for its operators."""
+    """From now on ``op`` on DTensors calls ``handler(op, args, kwargs)``; torch's ``loss_parallel`` registers its operators likewise."""
     DTensor._op_dispatcher._custom_op_handlers[op] = handler
 
 
 def spec_or_none(value: torch.Tensor) -> Any:
-    """As ``spec_of``; None for what is no DTensor."""
+    """As ``spec_of``; None for a tensor that is not a DTensor."""
     return getattr(value, "_spec", None)

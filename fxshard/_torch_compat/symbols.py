@@ -1,4 +1,4 @@
-"""Sizes as symbols: torch's ShapeEnv, its SymInts and the guards that it notes."""
+"""Symbolic sizes: torch's ShapeEnv, its SymInts and the guards that it records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from fxshard._torch_compat.extremes import EXTREMES, extremes_reduced, without_extremes
-from fxshard._torch_compat.inductor.spelling import spelled
+from fxshard._torch_compat.inductor.expression_calls import expression_as_calls
 from fxshard._torch_compat.whole_numbers import whole
 
 if TYPE_CHECKING:
@@ -44,18 +44,18 @@ LARGEST = 2**62
 _MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
 
 
-warnings.filterwarnings("ignore", message="Raw Sym")  # sizes stand in arguments as they are until a rank computes them
+warnings.filterwarnings("ignore", message="Raw Sym")  # graphs hold SymInts as arguments until a rank computes them
 
 
 class SymbolEnv:
-    """The symbols of one graph: a ShapeEnv in which no size is taken for 0 or 1, nor two for one because they are equal now."""
+    """The symbols of one graph: a ShapeEnv that neither specialises sizes of 0 and 1 nor merges sizes that are equal in the example."""
 
     def __init__(self) -> None:
         self.shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
         self.known: dict[str, torch.SymInt] = {}
 
     def symbol(self, name: str, hint: int, least: int = 0, most: int | None = None) -> torch.SymInt:
-        """The symbol of that name, made when first asked for, with the value that it has in the example."""
+        """The symbol of that name, created at the first call; ``hint``: its value in the example."""
         if name not in self.known:
             from torch._dynamo.source import ConstantSource
 
@@ -68,7 +68,7 @@ class SymbolEnv:
         return self.known[name]
 
     def number(self, name: str, hint: int) -> torch.SymInt:
-        """A symbol for a whole number that is no size, negative ones included."""
+        """A new symbol for an integer that is not a size and may be negative."""
         from torch._dynamo.source import ConstantSource
 
         source = ConstantSource(name)
@@ -76,12 +76,13 @@ class SymbolEnv:
         return self.shape_env.create_symintnode(symbol, hint=hint, source=source)
 
     def value(self, expression: sympy.Basic, hint: Any) -> Any:
-        """An expression of this environment's symbols as a SymInt, SymFloat or SymBool; a number where it is one."""
+        """An expression of this environment's symbols as a SymInt, SymFloat or SymBool; a plain number if it has no symbols."""
         return symbolic_number(self.shape_env, expression, hint)
 
 
 def symbolic_number(env: ShapeEnv, expression: sympy.Basic, hint: Any) -> Any:
-    """An expression of the symbols of ``env`` as a SymInt, SymFloat or SymBool, ``hint`` in the example; a number where it is one."""
+    """An expression of the symbols of ``env`` as a SymInt, SymFloat or SymBool with the value ``hint`` in the example; a plain number if it
+    has no symbols."""
     if isinstance(hint, bool):
         return env.create_symboolnode(expression) if expression.free_symbols else bool(expression)
     if not expression.free_symbols:
@@ -92,9 +93,9 @@ def symbolic_number(env: ShapeEnv, expression: sympy.Basic, hint: Any) -> Any:
 
 @contextlib.contextmanager
 def noting_lines(is_user_file: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> Iterator[None]:
-    """While it lasts, a guard is noted with the line that asked, of the function that Dynamo is in, and the user's line that called it.
+    """Within it, each guard is recorded with the line that caused it, in the function that Dynamo traces, and the calling line of the user.
 
-    ``is_user_file``: whether a file is the user's; ``in_trace``: the user's line in the text of a stack trace.
+    ``is_user_file``: whether a file is the user's; ``in_trace``: finds the user's line in the text of a stack trace.
     """
     noted = ShapeEnv._get_sloc
 
@@ -113,7 +114,7 @@ _ASKING: ContextVar[str] = ContextVar("asking", default="")
 
 @contextlib.contextmanager
 def asking(what: str) -> Iterator[None]:
-    """While it lasts, guards are noted as asked by ``what`` of the user's line, in place of a line of torch's or ours."""
+    """Within it, guards are recorded as caused by ``what`` on the user's line, instead of by a line of torch or fxshard."""
     token = _ASKING.set(what)
     try:
         yield
@@ -123,14 +124,14 @@ def asking(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_node(node: fx.Node) -> Iterator[None]:
-    """While it lasts, guards are noted with the user's line of ``node``."""
+    """Within it, guards are recorded with the user's line of ``node``."""
     with preserve_node_meta(), set_current_meta(node):
         yield
 
 
 def _asking_line(is_user_file: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:
-    """``file:line`` of the user's innermost function that Dynamo looks into, or of the node that is traced; then, where that is another,
-    of the innermost function or, outside of Dynamo, of the innermost frame that is not about symbols: ``model.py:8 (torch/nn/...:560)``."""
+    """The place that caused a guard, like ``model.py:8 (torch/nn/...:560)``: ``file:line`` of the user's innermost function that Dynamo
+    traces, or of the traced node; then, if different, of the innermost function (outside of Dynamo: frame) that is not about symbols."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     frame, outside, asked, user = sys._getframe(2), "", "", ""
@@ -151,7 +152,7 @@ def _asking_line(is_user_file: Callable[[str], bool], in_trace: Callable[[str], 
 
 
 def _shortened(place: str) -> str:
-    """A place in torch's or our own files from the package on, which does not say where that is installed."""
+    """A place in a file of torch or fxshard relative to the folder of installation; other places unchanged."""
     return next((place[len(root) :] for root in _INSTALLED if place.startswith(root)), place)
 
 
@@ -159,7 +160,7 @@ _INSTALLED = tuple(f"{Path(file).parents[depth]}{os.sep}" for file, depth in ((t
 
 
 def captured_sizes(captured: fx.GraphModule, inputs: Sequence[Any]) -> dict[sympy.Symbol, torch.SymInt]:
-    """Dynamo's own symbols for the symbolic sizes of a captured graph's ``inputs`` -> these sizes."""
+    """Dynamo's symbols for the symbolic sizes of a captured graph's ``inputs`` -> these sizes."""
     found: dict[sympy.Symbol, torch.SymInt] = {}
     ends = [n for n in captured.graph.nodes if n.op == "placeholder"]
     for node, value in zip(ends, inputs, strict=False):
@@ -171,42 +172,42 @@ def captured_sizes(captured: fx.GraphModule, inputs: Sequence[Any]) -> dict[symp
 
 
 def symbol_of(value: torch.SymInt) -> sympy.Symbol:
-    """The symbol behind a size, whatever has become known of it since it was made."""
+    """The original symbol of a size, even if the environment has replaced it since."""
     return value.node._expr
 
 
 def ranges_of(limits: Sequence[tuple[torch.SymInt, int, int | None]]) -> dict[sympy.Symbol, ValueRanges[Any]]:
-    """(size, its least value, its greatest one or None) as ``torch.export`` keeps them."""
+    """The ranges of sizes in the form of ``torch.export``; ``limits``: (size, least value, greatest value or None)."""
     return {symbol_of(size): ValueRanges(least, int_oo if most is None else most) for size, least, most in limits}
 
 
 def noted_guards(env: ShapeEnv | None) -> list[tuple[sympy.Basic, str]]:
-    """(what was taken for granted of the symbols of ``env``, where that was)."""
+    """(guard, its place) for each guard on the symbols of ``env``."""
     return [] if env is None else [(guard.expr, _place(guard.sloc)) for guard in env.guards if guard.expr.free_symbols]
 
 
 def _place(sloc: Any) -> str:
-    """``file:line`` of the user's line, or of torch's or ours that asked."""
+    """``file:line`` of the user's line, or of the line in torch or fxshard that caused a guard."""
     place = getattr(sloc, "maybe_user_loc", None) or getattr(sloc, "framework_loc", None) or sloc
     file, line = getattr(place, "filename", None), getattr(place, "lineno", None)
     return _shortened(f"{file}:{line}" if file else str(place))
 
 
 def is_settled(symbol: sympy.Symbol, env: ShapeEnv | None) -> bool:
-    """Whether a symbol of ``env`` has become a number, or another expression."""
+    """Whether ``env`` has replaced a symbol by a number or another expression."""
     return env is not None and symbol in env.replacements
 
 
 ONE_THREAD = threading.RLock()
-"""Held while functions of torch are replaced for sizes that are symbols: another thread would put back what this one needs."""
+"""Held while functions of torch are patched for symbolic sizes: another thread would restore what this one still needs."""
 
 
 @contextlib.contextmanager
 def oblivious() -> Iterator[None]:
-    """While it lasts, whether a size is 0 or 1 is not asked of its example: what holds for all sizes is done.
+    """Within it, no decision depends on whether a size is 0 or 1 in the example; torch does what is valid for all sizes.
 
-    torch's C++ asks an example whether a tensor is contiguous, size by size, but computes with expressions where sizes have none. To C++
-    no size has an example here. Python is told of it.
+    torch's C++ tests contiguity with the example's sizes, but with expressions if sizes have no example. So ``has_hint`` answers False to
+    C++, and truthfully to Python.
     """
     from torch.fx.experimental import _config
 
@@ -226,16 +227,16 @@ _HAS_HINT = SymNode.has_hint
 
 
 def _has_hint_for_python(self: SymNode) -> bool:
-    """Functions of Python that ask name the method; where C++ asks, the frame is of whoever called into it."""
+    """Distinguishes callers by the frame: a Python caller has ``has_hint`` among its names; for C++ it is an outer frame, without it."""
     return _HAS_HINT(self) if "has_hint" in sys._getframe(1).f_code.co_names else False
 
 
 @contextlib.contextmanager
 def symbolic_kernels() -> Iterator[None]:
-    """While it lasts, operators whose kernels in C++ take no symbols run by those written in Python.
+    """Within it, operators whose C++ kernels do not support symbols use kernels written in Python.
 
-    Torch's own context is on from the moment when it is made, and one that is left in another order than it was made stays on: then a
-    collective is waited for with Python's lock held, for ever.
+    torch's context manager is active from its creation on, and stays active if contexts are left in a different order: then a wait for a
+    collective holds the GIL for ever. So it is created and entered here in one step.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
@@ -251,13 +252,13 @@ def shape_env_of(value: Any) -> ShapeEnv | None:
 
 @contextlib.contextmanager
 def refusing_guards(env: ShapeEnv) -> Iterator[None]:
-    """While it lasts, what would take something for granted of a symbol raises GuardRefused."""
+    """Within it, an operation that would add a guard raises GuardRefused."""
     with quiet_symbols(), env.error_on_new_guards():
         yield
 
 
 def bounds_of(size: torch.SymInt) -> tuple[int, int | None]:
-    """The least and the largest value that a size may have by what its environment knows; None where there is no largest one."""
+    """The least and the largest possible value of a size in its environment; None if it has no upper bound."""
     known = size.node.shape_env.bound_sympy(size.node.expr)
     least = int(known.lower) if known.lower.is_Integer else 0
     return least, int(known.upper) if known.upper.is_Integer and known.upper < LARGEST else None
@@ -267,17 +268,17 @@ _NUMBER = frozenset({int})
 
 
 def are_numbers(sizes: Iterable[Any]) -> bool:
-    """Whether none is a symbol; asked of each tensor many times, so without a loop in Python."""
+    """Whether all sizes are plain integers; called often, so without a loop in Python."""
     return _NUMBER.issuperset(map(type, sizes))
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a number is an expression of symbols whose values an example gives (not one that only running tells)."""
+    """Whether a number is an expression of backed symbols only, whose values in the example are known."""
     return isinstance(value, SYMBOLIC) and not _is_unknown(value.node.expr)
 
 
 def is_unknown(value: Any) -> bool:
-    """Whether a number is one that only running tells."""
+    """Whether a number has unbacked symbols, whose values only execution tells."""
     return isinstance(value, SYMBOLIC) and _is_unknown(value.node.expr)
 
 
@@ -287,17 +288,17 @@ def _is_unknown(expr: sympy.Basic) -> bool:
 
 
 def expression(value: Any) -> sympy.Basic:
-    """The expression behind a SymInt, SymFloat or SymBool, with what is known of its symbols put in."""
+    """The expression of a SymInt, SymFloat or SymBool, with the environment's replacements applied."""
     return value.node.expr
 
 
 def plain(value: Any) -> Any:
-    """A number, or the expression behind a symbolic one, which unlike it is compared without asking anything of its symbols."""
+    """A number, or the expression of a symbolic one; comparing expressions adds no guards."""
     return expression(value) if is_symbolic(value) else value
 
 
 def hint_of(value: Any) -> Any:
-    """The value that a symbolic number has in the example."""
+    """The value of a symbolic number in the example."""
     if value.node.hint is not None:
         return value.node.hint
     expr = value.node.expr
@@ -305,7 +306,7 @@ def hint_of(value: Any) -> Any:
 
 
 def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
-    """The number that an expression is where its symbols have these values; an expression where those are expressions.
+    """The value of an expression with its symbols replaced by ``values``: a number, or an expression if some values are expressions.
 
     Floats divided by zero give inf or nan, as on a device (the gradient of ``std`` of one row); integers raise ZeroDivisionError.
     Integers may have any length, whereas torch's powers end at 63 bits.
@@ -320,7 +321,7 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
             raise
         found = None
     if found is None or (settled and found.has(int_oo)):
-        return spelled(expr, {symbol: int(value) for symbol, value in values.items()})
+        return expression_as_calls(expr, {symbol: int(value) for symbol, value in values.items()})
     if found.free_symbols:
         return found
     if found in (sympy.true, sympy.false) or isinstance(found, (sympy.logic.boolalg.Boolean, sympy.Rel)):
@@ -329,7 +330,7 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
 
 
 def surely(condition: Any) -> bool:
-    """Whether a condition holds whatever the sizes; where that is not known, False, and nothing is noted."""
+    """Whether a condition is known to hold for all sizes; adds no guard."""
     if isinstance(condition, bool) or statically_known_true(condition):
         return bool(condition)
     if not isinstance(condition, torch.SymBool) or not condition.node.expr.has(*EXTREMES):
@@ -339,9 +340,9 @@ def surely(condition: Any) -> bool:
 
 
 def marked_dims(value: torch.Tensor) -> dict[int, tuple[int, int | None]]:
-    """Dims that the user marked by ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``, with their least and largest size.
+    """Dims marked with ``torch._dynamo.mark_dynamic`` or ``maybe_mark_dynamic``, with their least and largest size (None: unbounded).
 
-    A dim that was marked several times is within all of these ranges. None: no largest size.
+    For a dim marked several times, the ranges are intersected.
     """
     found: dict[int, tuple[int, int | None]] = {dim: (1, None) for mark in _MARKS for dim in getattr(value, mark, ())}
     for one in getattr(value, "_dynamo_dynamic_range", ()):
@@ -353,7 +354,7 @@ def marked_dims(value: torch.Tensor) -> dict[int, tuple[int, int | None]]:
 
 @contextlib.contextmanager
 def quiet_symbols() -> Iterator[None]:
-    """Without torch's log lines about symbols that are settled."""
+    """Suppress torch's log lines about symbols that are specialised."""
     import logging
 
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")

@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): what besides its nodes decides what AOTAutograd makes of a graph, and its names for a graph's ends."""
+"""Private names of torch (2.13): the state besides the graph on which AOTAutograd's result depends, and its descriptors as plain data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch._functorch._aot_autograd import descriptors
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fxshard._torch_compat.inductor.kept_code import torch_sources
+from fxshard._torch_compat.inductor.code_cache import torch_sources
 
 OVERRIDDEN = frozenset(("aten/_foreach_mm/CUDA", "aten/linalg_lu_solve.out/MPS"))
-"""Kernels, beside those for the meta device, that torch itself gives its operators from Python."""
+"""Kernels, besides those for the meta device, that torch itself registers for its operators from Python."""
 SDP = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
 DEVICES = ("cpu", "cuda")
 
 
 def tracing_state() -> list[Any] | None:
-    """Settings, sources and states of torch that AOTAutograd and the operators that it calls ask, as plain values.
+    """Settings, sources and state of torch that AOTAutograd and the operators it calls depend on, as plain values.
 
-    None where something is active that has no text: a mode, hooks on saved tensors, kernels that a library gave to torch's operators.
+    None if something without a text form is active: a mode, hooks on saved tensors, kernels that a library registered for aten operators.
     """
     modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
     if modes or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or _overridden():
@@ -43,7 +43,7 @@ def tracing_state() -> list[Any] | None:
 
 
 def _overridden() -> bool:
-    """Whether somebody gave kernels of his own to torch's operators."""
+    """Whether a library registered its own kernels for aten operators."""
     return any(one.startswith("aten/") and not one.endswith("/Meta") and one not in OVERRIDDEN for one in torch.library._impls)
 
 
@@ -54,7 +54,7 @@ def _end_types() -> dict[str, type]:
 
 
 def end_as_data(end: Any) -> dict[str, Any] | None:
-    """AOTAutograd's description of an input or output as plain data; None for what is none."""
+    """AOTAutograd's description of an input or output as plain data; None for any other object."""
     if not dataclasses.is_dataclass(end) or _end_types().get(type(end).__name__) is not type(end):
         return None
     return {"end": type(end).__name__, **{one.name: _part(getattr(end, one.name)) for one in dataclasses.fields(end)}}
@@ -65,6 +65,6 @@ def _part(value: Any) -> Any:
 
 
 def end_of_data(data: dict[str, Any]) -> Any:
-    """What ``end_as_data`` described; raises KeyError or TypeError for anything else."""
+    """The inverse of ``end_as_data``; raises KeyError or TypeError for other data."""
     fields = {name: end_of_data(one) if isinstance(one, dict) else one for name, one in data.items() if name != "end"}
     return _end_types()[data["end"]](**fields)

@@ -1,7 +1,7 @@
-"""Private names of torch (2.13): expressions of sizes computed in Python's whole numbers and fractions.
+"""Private names of torch (2.13): evaluate expressions of sizes with Python's integers and fractions.
 
-``xreplace`` simplifies each part that it makes, which takes milliseconds for a minimum in a maximum; a guard of every rank asks hundreds of
-times.
+``xreplace`` simplifies each subexpression, which takes milliseconds for a minimum within a maximum; guards for every rank need hundreds of
+evaluations.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LARGEST_POWER = 64
 
 
 class _OtherError(Exception):
-    """Something that is not computed here."""
+    """The expression contains something that this file does not evaluate."""
 
 
 def whole(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> int | bool | None:
-    """What ``expr`` is at ``values``: a whole number or a truth value, as ``xreplace`` gives it.
+    """The value of ``expr`` at ``values``, an integer or bool, equal to that of ``xreplace``.
 
-    None where other numbers occur (floats, infinity), where a result is a fraction or has no value, or where a symbol is left.
+    None where other numbers occur (floats, infinity), where the result is a fraction or undefined, or where a symbol has no value.
     """
     try:
         found = _computed(expr, values, {})
@@ -72,7 +72,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _remainder(number: int, divisor: int) -> int:
-    """Of what torch takes: both positive."""
+    """The remainder in torch's domain: a nonnegative number and a positive divisor."""
     if number < 0 or divisor < 1:
         raise _OtherError
     return number % divisor
@@ -83,7 +83,7 @@ LOGIC: dict[type, Callable[..., Any]] = {
     sympy.Or: lambda *parts: any(parts),
     sympy.Not: operator.not_,
 }
-"""Of truth values."""
+"""Functions of bools."""
 ARITHMETIC: dict[type, Callable[..., Any]] = {
     sympy.Add: lambda *parts: sum(parts),
     sympy.Mul: lambda *parts: math.prod(parts),
@@ -99,7 +99,7 @@ ARITHMETIC: dict[type, Callable[..., Any]] = {
     sympy.StrictGreaterThan: operator.gt,
     sympy.GreaterThan: operator.ge,
 }
-"""Of whole numbers and fractions."""
+"""Functions of integers and fractions."""
 OF_WHOLE: dict[type, Callable[..., Any]] = {
     FloorDiv: operator.floordiv,
     CleanDiv: operator.floordiv,

@@ -10,7 +10,7 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.inductor.spelling import spelled
+from fxshard._torch_compat.inductor.expression_calls import expression_as_calls
 from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic
 from fxshard.errors import SizesError
 from fxshard.program.sharded_program import ProgramSize
@@ -53,7 +53,7 @@ def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> Non
 
 def _computed(expr: sympy.Basic, symbols: Mapping[sympy.Symbol, fx.Proxy]) -> fx.Node:
     try:
-        node: fx.Node = spelled(expr, {s: symbols[s] for s in expr.free_symbols}).node
+        node: fx.Node = expression_as_calls(expr, {s: symbols[s] for s in expr.free_symbols}).node
     except Exception as error:  # torch's interpreter does not support every function of sizes
         what = f"the size {expr} cannot be computed while a program runs: {error}"
         raise SizesError(what, remedy="leave this dim static: dynamic=False, or no dynamic_shapes for it") from error

@@ -1,4 +1,4 @@
-"""Choose one strategy per node at the least total cost, with a proof: numbers in, numbers out.
+"""Choose one strategy per node at the least total cost, with a proven bound. Input and output are plain numbers.
 
 >>> solution = solve(PlacementProblem.read("example.json"))
 """

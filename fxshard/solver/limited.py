@@ -1,8 +1,9 @@
-"""A problem whose memory is known exactly of whole plans only, and otherwise between two counts.
+"""Problems whose memory is known exactly only for complete plans, and otherwise lies between two estimates.
 
-The lives of the problem count at least what a plan takes: what fits by them fits. Those of its `floor` count at most that: a bound of the
-floor is one of every plan that fits. So the floor is solved. Where its plan takes more than the floor says, and does not fit, what it
-takes more is added at the times when it matters, and it is solved again; if that finds none that fits, the problem itself is solved.
+The problem's lives overestimate memory: a plan that fits by them fits. The lives of its *floor* underestimate it: a lower bound on the
+floor's cost holds for every plan that fits. So the floor is solved first. If its plan does not fit, the difference between exact and
+estimated memory is added at the critical times, and the floor is solved again. If that finds no plan that fits, the problem itself is
+solved.
 """
 
 from __future__ import annotations
@@ -24,65 +25,65 @@ from fxshard.solver.session import AGAIN_WORK, CLOSED, Allowed, Session, narrowe
 from fxshard.solver.solve import solve_within
 
 Counted = Callable[[tuple[int, ...]], FloatArray]
-"""Choices -> (times,) bytes in use at every time."""
+"""Choices -> (times,) exact bytes in use at each time."""
 
 ROUNDS = 2
-"""Problems that are solved after the floor, each with what the plan before took more."""
+"""Corrected floors that are solved after the floor."""
 
 FLOOR, ROUND = 0.5, 0.25
-"""Parts of what is left of a budget that the floor may take, and each of those."""
+"""Fractions of the remaining budget for the floor, and for each corrected floor."""
 
 LEAST_WORK = 2e9
-"""Table entries that may be touched, where work is limited, for the least memory that a plan takes by each count."""
+"""Work, in table entries, of finding the least peak by each estimate, where work is limited."""
 
 MATTERS = 0.97
-"""Part of the limit: at times when a plan takes less than that, it does not matter what the floor leaves out."""
+"""Fraction of the limit below which the memory of a plan at a time needs no correction."""
 
 KEPT = 4
-"""Choices of which is kept what they hold."""
+"""Number of plans whose exact memory is cached."""
 
 NEAR = 0.01
-"""Relative gap of a plan that is good enough: the problem itself, whose bounds are better, is not searched for another."""
+"""Relative gap at which the floor's plan is good enough, so that the problem itself is not solved."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The problem, its floor (of the same nodes, costs and limit, with further transfers of nothing), and what choices take."""
+    """The problem, its floor (the same nodes, costs and limit, perhaps further transfers of price 0), and the exact memory of choices."""
 
     problem: PlacementProblem
     floor: PlacementProblem
     counted: Counted
 
     def fits(self, choices: tuple[int, ...]) -> bool:
-        """Whether a plan keeps to the limit."""
+        """Whether the exact memory of a plan is within the limit."""
         assert self.problem.usage_limit is not None
         return float(self.counted(choices).max(initial=0.0)) <= usage_ceiling(self.problem.usage_limit)
 
     def corrected(self, choices: tuple[int, ...], extra: FloatArray) -> FloatArray:
-        """(times,) bytes to add to the floor so that it counts these choices as they are where that matters; at least `extra`."""
+        """(times,) bytes to add to the floor so that these choices count exactly at critical times; at least `extra`."""
         held, limit = self.counted(choices), self.problem.usage_limit
         assert limit is not None
         floor = self.floor.over_time(choices).at(np.arange(len(held)))
         return np.maximum(np.where(held > MATTERS * limit, held - floor, 0.0), extra)
 
     def with_more(self, extra: FloatArray) -> PlacementProblem:
-        """The floor and so many more bytes at each time."""
+        """The floor with extra bytes in use at each time."""
         amounts = self.floor.node_costs[0].shape
         lives = [Live(t, t + 1, np.full(amounts, bytes_), 0) for t, bytes_ in enumerate(extra) if bytes_ > 0]
         return replace(self.floor, lives=(*self.floor.lives, *lives))
 
 
 Solving = Callable[[PlacementProblem, Budget, Sequence[int] | None], Solution]
-"""Solves one of the problems, from choices that fit if any are known."""
+"""(problem, budget, known choices that fit or None) -> solution."""
 
 
 class LimitedSession:
-    """As `Session`: `solution` of the problem, `again` of it with states forbidden; bounds are those of the floor."""
+    """As `Session`, with exact memory. `solution` is of the problem; `again` forbids states; bounds are those of the floor."""
 
     def __init__(self, counts: Counts, budget: Budget | None = None, start: Sequence[int] | None = None, bound: float = -np.inf) -> None:
-        """Errors as `solve`: `InfeasibleError` where the floor proves it; the least memory in errors is that of choices as `counted`.
+        """Raises as `solve`: `InfeasibleError` where the floor is infeasible. The least memory that errors report is exact.
 
-        budget: of all solves together; None: without a limit. bound: known before, of all choices that fit."""
+        budget: of all solves together; None: unlimited. bound: a known lower bound on all choices that fit."""
         self.counts = replace(counts, counted=lru_cache(KEPT)(counts.counted))
         self._budget = Budget() if budget is None else budget
         try:
@@ -103,7 +104,7 @@ class LimitedSession:
         self.solution = self._certified(fitting, max(bound, found.lower_bound))
 
     def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True, budget: Budget | None = None) -> Solution:
-        """As `Session.again`; a bound is the floor's for what is allowed where its plan fits, else that without what is forbidden."""
+        """As `Session.again`. The bound is that of the floor with states forbidden where it was solved, else that of the first solution."""
         budget, last = self._budget.anew() if budget is None else budget, self._last
         try:
             found = last.again(allowed, gap, deep=deep, budget=budget.share(FLOOR))
@@ -121,7 +122,7 @@ class LimitedSession:
         return self._certified(found, bound)
 
     def _fitting(self, found: Solution, solving: Solving, extra: FloatArray, budget: Budget) -> tuple[Solution, FloatArray]:
-        """The best plan that fits, from the floor's, and what had to be added to the floor; raises `NoPlanError` where none is found."""
+        """The best plan that fits, starting from the floor's, and the bytes added to the floor. Raises `NoPlanError` if none is found."""
         fits, rounds = self.counts.fits(found.choices), 0
         while not fits and rounds < ROUNDS:
             extra, rounds = self.counts.corrected(found.choices, extra), rounds + 1
@@ -142,7 +143,7 @@ class LimitedSession:
         return min(fitting, key=lambda one: one.objective), extra
 
     def _least(self, error: InfeasibleError | NoPlanError, budget: Budget) -> Solution:
-        """The choices that take least where nothing was found that fits by the larger count: they may fit as they are counted."""
+        """The choices of least memory where no plan fits by the overestimate; they may still fit exactly. Raises `NoPlanError` if not."""
         misses = (error,) if isinstance(error, InfeasibleError) else error.misses
         exact = [self._missed(miss, False, budget) for miss in misses]
         for miss in exact:
@@ -153,7 +154,7 @@ class LimitedSession:
         raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {error}", tuple(exact)) from error
 
     def _missed(self, error: InfeasibleError, proven: bool, budget: Budget) -> InfeasibleError:
-        """Where memory is short: the least that choices found by either count take, whatever the limit, and the bound of the floor.
+        """For a memory error: the least exact peak among choices found by either estimate, and the lower bound of the floor.
 
         proven: whether the error is the floor's."""
         if error.least_usage is None or error.row is not None:
@@ -170,10 +171,10 @@ class LimitedSession:
 
     @staticmethod
     def _certified(found: Solution, bound: float) -> Solution:
-        """Cut where it is not proven: the search ended before the counts met."""
+        """The solution with this bound, marked `cut` unless proven, since the estimates still differ."""
         return certify(found.choices, found.objective, min(bound, found.objective), True, found.steps)
 
 
 def _least_usage(problem: PlacementProblem, budget: Budget) -> InfeasibleError:
-    """The least that choices take, whatever the limit."""
+    """The least peak memory of any allowed choices, as an error that reports it."""
     return Limits(replace(problem, rows=(), usage_limit=0.0)).least_usage(budget)

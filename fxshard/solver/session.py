@@ -1,13 +1,13 @@
-"""A problem that was solved, to be solved again with states forbidden: what did not change is not done again.
+"""Incremental re-solving: a solved problem is solved again with some states forbidden, from the results of the first solve.
 
-The plan of the first solve is changed where it has to be, and a region around that is solved on its own, bounded by what
-the messages of the first solve prove of the rest (`region`). Where bound and plan meet, that is the answer. Where they do not (what all
-layers read changes all of them a little), message passing goes on from the first solve's messages, on what they leave (`core`). Limits tie
-all nodes together: there multipliers are gone on from too, and the first plan is repaired. Only if all that leaves more of a gap than
-will do, the narrower problem is solved from nothing.
+First, the plan is changed where necessary and a region around the change is solved on its own; the messages of the first solve bound the
+rest (`subproblem`). If bound and plan meet, that is the answer. If not (a value that all layers read changes all of them a little),
+message passing continues from the first solve's messages, on the states that they do not exclude (`core_problem`). Limits couple all
+nodes: there the multipliers continue too, and the first plan is repaired. Only if the gap is still too large is the narrower problem
+solved from scratch.
 
-The integers of the first solve lack what costs much more than the plan that it began with (`scaling.quantise`): its bounds say
-nothing beyond that cost, its *reach*.
+The integer costs of the first solve omit entries far more expensive than its first plan (`scaling.quantise`), so that its bounds hold only
+up to that cost, its *reach*.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from fxshard.solver.problem.solution import Solution, certify
 from fxshard.solver.search.branching import Branching
 from fxshard.solver.search.case_split import search_by_cases, search_tables
 from fxshard.solver.search.combining import combine
-from fxshard.solver.search.core_problem import search_left
+from fxshard.solver.search.core_problem import search_remaining
 from fxshard.solver.search.subproblem import Reparametrised
 from fxshard.solver.solve import solve_within
 
 Allowed = Mapping[int, BoolArray]
-"""Node -> (k,) which of its states are allowed; nodes that are not there may do what they could."""
+"""Node -> (k,) mask of its allowed states; nodes that are missing keep all their states."""
 
 REGION = 100
-"""Nodes of a region."""
+"""The number of nodes of a region."""
 
 REGION_WORK = 300_000_000
-"""Table entries that its solve may touch: half a second."""
+"""Work of solving a region, in table entries: half a second."""
 
 FIRST_PAIRS = 4
-"""Pairs of sweeps with which going on from the first messages begins, before what cannot be in a better plan is left out."""
+"""Pairs of sweeps from the first solve's messages before states that are in no better plan are removed."""
 
 FURTHER_WORK = 1_500_000_000
-"""Those that going on from the first messages may touch."""
+"""Work of continuing from the first solve's messages, without limits."""
 
 WITHIN_WORK = 1_000_000_000
-"""Those that it may touch within limits."""
+"""Work of the same with limits."""
 
 AGAIN_WORK = 1_000_000_000
 ALIKE = 2.0
-"""Those that solving from nothing may touch where an answer within limits has more than this many times the first solve's gap."""
+"""Work of solving from scratch where the answer to a problem with limits has more than ALIKE times the gap of the first solve."""
 
 ASKED = 0.9
-"""Part of the gap that is asked for there, since integers round."""
+"""Fraction of the requested gap that continued message passing aims for, since integers round."""
 
 MOST_KEPT = 50_000_000
-"""Numbers in the tables of a problem that is kept, 0.4 GB, alike ones counted once; a larger one is solved from nothing again."""
+"""The most table entries of a relaxation that is kept (0.4 GB; shared tables count once); a larger problem is re-solved from scratch."""
 
 CLOSED = 1e-8
-"""Relative gap that integers may leave of a proof."""
+"""Relative gap that rounding to integers may leave in a proof."""
 
 
 class Solved(Protocol):
-    """A problem that was solved, and may be asked again with only some states allowed: a `Session`, or what is made of several."""
+    """A solved problem that can be solved again with only some states allowed: a `Session`, or a combination of several."""
 
     solution: Solution
 
@@ -77,7 +77,10 @@ class Solved(Protocol):
 
 @dataclass(frozen=True)
 class _Root:
-    """What message passing proved: of a model whose node i has the `states[i]` of the problem, in integers that mean `scale`."""
+    """The result of message passing in the first solve, on a model in which node i has the problem's states `states[i]`.
+
+    state: of the sweeper. proven: the reparameterised model. scale: of the integer costs. reach: the real cost up to which bounds hold.
+    """
 
     relaxation: Relaxation
     state: tuple[FloatArray, ...]
@@ -87,14 +90,14 @@ class _Root:
     reach: float
 
     def inner(self, choices: Sequence[int]) -> IntArray | None:
-        """Choices of the problem as those of the model, None where it lacks one."""
+        """The problem's choices as choices of the model, None where the model lacks one of the states."""
         begins, place = self._places
         found = place[begins + np.asarray(choices, dtype=np.int64)]
         return found if (found >= 0).all() else None
 
     @cached_property
     def _places(self) -> tuple[IntArray, IntArray]:
-        """Where the states of each node of the problem begin, and for each of them its number in the model, -1 where it has none."""
+        """The offsets of the problem's nodes in a flat array of states, and that array: each state's index in the model, or -1."""
         begins = starts([len(costs) for costs in self.relaxation.model.costs])
         place = np.full(begins[-1], -1, dtype=np.int64)
         for begin, states in zip(begins, self.states, strict=False):
@@ -103,7 +106,7 @@ class _Root:
 
 
 class Session:
-    """`solution`: of the problem. `again`: of the problem with states forbidden."""
+    """A solved problem. `solution` is its solution; `again` solves it with some states forbidden."""
 
     def __init__(
         self,
@@ -112,17 +115,14 @@ class Session:
         start: Sequence[int] | None = None,
         region: int = REGION,
     ) -> None:
-        """Solves `problem`; errors as `solve`. budget: None: without a limit. region: of so many nodes a question is asked first."""
+        """Solves `problem`; raises as `solve`. budget: None: unlimited. region: number of nodes of the region that `again` tries first."""
         self.problem, self._region = problem, region
         self._budget = Budget() if budget is None else budget
         self._root_of: Callable[[], _Root] | None = None
         self.solution = solve_within(problem, self._budget, start, self._keep)
 
     def _keep(self, relaxation: Relaxation, scale: Scale, reach: float) -> None:
-        """Keeps what the sweeper knows now, before cases use it; what that proves is worked out when it is first asked for.
-
-        Nothing is kept of what is too large.
-        """
+        """Save the sweeper's state, unless it is too large, before branch and bound changes it. `_root` is computed when first needed."""
         if len(relaxation.ascent.sweeper.splits.values) > MOST_KEPT:
             return
         state = relaxation.ascent.sweeper.state()
@@ -136,15 +136,15 @@ class Session:
     def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True, budget: Budget | None = None) -> Solution:
         """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
 
-        gap: with a larger one an answer will do that is proven to be that near. deep: where what the first solve knows does not get as
-        near, solve from nothing; otherwise that is done, but for a second or two, under limits where the answer is proven much less well
-        than the first, or where there is no plan at all. budget: None: as much as the first solve had.
+        gap: the relative gap that is good enough. deep: solve from scratch where the first solve's results do not reach that gap. If not
+        deep, that happens only where they give no plan, or (for a second or two) where limits leave a gap much larger than the first
+        solve's. budget: None: that of the first solve.
         """
         budget = self._budget.anew() if budget is None else budget
         for node, mask in allowed.items():
             if not mask.any():
                 raise InfeasibleError(f"no state of {self.problem.name(node)} is allowed", (node,))
-        best = None if self._root is None else self._known(self._root, allowed, gap, budget)
+        best = None if self._root is None else self._from_root(self._root, allowed, gap, budget)
         tied = self._root is not None and len(self._root.relaxation.model.limits) > 0
         enough = gap if deep else (ALIKE * self.solution.gap if tied else np.inf)
         if best is not None and best.gap <= max(gap, enough):
@@ -156,20 +156,20 @@ class Session:
         cheaper, bound = min(best, found, key=lambda one: one.objective), max(found.lower_bound, best.lower_bound)
         return certify(cheaper.choices, cheaper.objective, min(bound, cheaper.objective), best.cut and found.cut, cheaper.steps)
 
-    def _known(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
-        """What follows from the first solve, None where that is no plan."""
+    def _from_root(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
+        """The best solution obtained from the first solve's results, None where they give no plan."""
         if len(root.relaxation.model.limits):
-            return self._within(root, allowed, gap, budget.part(WITHIN_WORK))
+            return self._continue_limited(root, allowed, gap, budget.part(WITHIN_WORK))
         if 2 * self._region > len(self.problem):  # solving all of it is as fast
             return None
-        best = self._around(root, allowed, root.proven.near(allowed, self._region), budget.part(REGION_WORK))
+        best = self._solve_region(root, allowed, root.proven.near(allowed, self._region), budget.part(REGION_WORK))
         if best is None or best.gap <= gap:
             return best
-        found = self._further(root, allowed, best, ASKED * gap, budget.part(FURTHER_WORK))
+        found = self._continue(root, allowed, best, ASKED * gap, budget.part(FURTHER_WORK))
         return found if found.gap < best.gap else best
 
-    def _around(self, root: _Root, allowed: Allowed, nodes: IntArray, budget: Budget) -> Solution | None:
-        """What a region around the nodes in question says, None where it knows no plan."""
+    def _solve_region(self, root: _Root, allowed: Allowed, nodes: IntArray, budget: Budget) -> Solution | None:
+        """The solution from solving a region, `nodes`, with the rest as it was; None where no plan is found."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         plan = root.inner(self.solution.choices)
         if plan is None or not all(mask.any() for mask in kept.values()):
@@ -192,8 +192,8 @@ class Session:
         steps = (("region", f"{len(nodes)} nodes of {len(self.problem)}"),)
         return certify(tuple(int(x) for x in choices), objective, proven, budget.spent, steps)
 
-    def _further(self, root: _Root, allowed: Allowed, known: Solution, gap: float, budget: Budget) -> Solution:
-        """The whole problem, from a plan and the messages of the first solve on, until the gap is as small or the work is done."""
+    def _continue(self, root: _Root, allowed: Allowed, known: Solution, gap: float, budget: Budget) -> Solution:
+        """The whole problem, from a known plan and the first solve's messages, until the gap is reached or the budget ends."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         choices = np.asarray(known.choices, dtype=np.int64)
         narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
@@ -201,7 +201,7 @@ class Session:
         relaxation.begin(FIRST_PAIRS)
         assert relaxation.choices is not None
         plan = root.inner(relaxation.choices.tolist())
-        if plan is None or not search_left(relaxation, plan, search_by_cases, budget):
+        if plan is None or not search_remaining(relaxation, plan, search_by_cases, budget):
             relaxation.run()
         if relaxation.bound < relaxation.cutoff and not budget.spent:
             cases = Branching(relaxation, search_tables, budget)
@@ -211,10 +211,10 @@ class Session:
         best = tuple(int(x) for x in relaxation.choices)
         objective = self.problem.evaluate(best)
         bound = max(known.lower_bound, min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach))
-        return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "gone on"),))
+        return certify(best, objective, min(bound, objective), budget.spent, (("messages of the first solve", "continued"),))
 
-    def _within(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
-        """Within limits, which tie all nodes together: from the messages and multipliers of the first solve, and its plan repaired."""
+    def _continue_limited(self, root: _Root, allowed: Allowed, gap: float, budget: Budget) -> Solution | None:
+        """A problem with limits: continue from the first solve's messages, multipliers and (repaired) plan."""
         kept = {node: mask[root.states[node]] for node, mask in allowed.items()}
         if not all(mask.any() for mask in kept.values()):
             return None
@@ -229,7 +229,7 @@ class Session:
         objective = self.problem.evaluate(best)
         bound = min(relaxation.bound / root.scale.factor - root.scale.margin, root.reach, objective)
         cut = objective - bound > gap * abs(objective)
-        return certify(best, objective, max(bound, self.solution.lower_bound), cut, (("multipliers of the first solve", "gone on"),))
+        return certify(best, objective, max(bound, self.solution.lower_bound), cut, (("multipliers of the first solve", "continued"),))
 
 
 def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, reach: float) -> _Root:
@@ -242,17 +242,17 @@ def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, r
 
 
 def _numbered(allowed: Allowed, nodes: IntArray) -> Allowed:
-    """By the places of their nodes among others, ascending."""
+    """The masks with each node replaced by its index in `nodes` (ascending)."""
     return {int(np.searchsorted(nodes, node)): mask for node, mask in allowed.items()}
 
 
 def _searched(model: Model, plan: IntArray, allowed: Allowed, budget: Budget) -> tuple[IntArray | None, float]:
-    """The cheapest choices of a model among those allowed, and a bound on them; `plan` is known without what is forbidden."""
+    """The cheapest allowed choices of a model, and a bound on them; plan: a plan of the model that may use forbidden states."""
     return search_by_cases(_forbid(model, allowed), _changed(model, plan, allowed, budget), budget)
 
 
 def narrowed(problem: PlacementProblem, allowed: Allowed) -> PlacementProblem:
-    """The problem in which only some states are allowed."""
+    """The problem with only some states allowed."""
     costs = list(problem.node_costs)
     for node, mask in allowed.items():
         costs[node] = np.where(mask, costs[node], np.inf)
@@ -260,7 +260,7 @@ def narrowed(problem: PlacementProblem, allowed: Allowed) -> PlacementProblem:
 
 
 def _forbid(model: Model, allowed: Allowed) -> Model:
-    """The model with other states forbidden by themselves."""
+    """The model with the cost of all other states set to `inf`."""
     costs = list(model.costs)
     for node, mask in allowed.items():
         costs[node] = np.where(mask, costs[node], np.inf)
@@ -268,7 +268,7 @@ def _forbid(model: Model, allowed: Allowed) -> Model:
 
 
 def _changed(model: Model, plan: IntArray, allowed: Allowed, budget: Budget) -> IntArray | None:
-    """A plan, its states taken out that are not allowed, and then improved; None where such a change is no plan."""
+    """The plan with each forbidden state replaced by the cheapest allowed one, then improved; None where the result is not a plan."""
     plan = plan.copy()
     for node, mask in allowed.items():
         if not mask[plan[node]]:

@@ -1,4 +1,4 @@
-"""Solve a placement problem: reductions, then each connected part on its own, then the certificate."""
+"""Solve a placement problem: scale the costs to integers, search, then certify the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxshard.solver.problem.solution import Solution, certify
 from fxshard.solver.search.case_split import Steps, search_by_cases, search_tables
 
 LAST_WORK = 2e9
-"""Table entries for a plan that fits where a work limit ended the search without any."""
+"""Work in table entries for finding a plan that fits after a work limit ended the search without one."""
 
 
 def solve(
@@ -30,17 +30,16 @@ def solve(
 ) -> Solution:
     """The cheapest allowed choices that fit in memory, with a proven lower bound.
 
-    time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table
-    entries touched (10^9 take two to six seconds), which gives the same plan on every machine. start: choices that are
-    known to be good; what costs more is not looked at, and they are returned if nothing is better (choices that are not
-    allowed are ignored).
+    time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table entries read (10^9 take
+    two to six seconds), which gives the same plan on every machine. start: choices known to be good; the search skips anything more
+    expensive, and returns them if it finds nothing better. Choices that are not allowed are ignored.
     Raises `InfeasibleError` where there is no plan, `NoPlanError` where a limit ended the search before it found one.
     """
     return solve_within(problem, Budget(time_limit, work_limit), start)
 
 
 def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int] | None = None, keep: Keep | None = None) -> Solution:
-    """As `solve`, within a budget. keep: is shown the relaxation of a problem with transfers (`session`)."""
+    """As `solve`, within a budget. keep: called with the relaxation of a problem with transfers (`session`)."""
     raw = from_problem(problem)
     first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
     known = np.inf if first is None else raw.evaluate(first)
@@ -57,25 +56,25 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
     if best is None and bound < np.inf and budget.spent:
         best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK))
         bound = np.inf if impossible else bound
-        steps.append(("the least that limits need", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
+        steps.append(("least excess over limits", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
     if best is None and bound == np.inf:
         raise limits.explain(budget.last())
     if best is None:
-        raise NoPlanError(_unfinished(budget) + limits.said(), tuple(miss for _, miss in limits.missed()))
+        raise NoPlanError(_unfinished(budget) + limits.summary(), tuple(miss for _, miss in limits.missed()))
     return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
 
 
 Keep = Callable[[Relaxation, Scale, float], None]
-"""(a relaxation that message passing has bounded, the scale of its integers, the real cost beyond which they know nothing)."""
+"""Receives (a bounded relaxation, the scale of its integer costs, the real cost above which its bounds do not hold)."""
 
 
 def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
-    """The search of a model without transfers."""
+    """Search a model without transfers."""
     return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
 
 
 def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray | None, bool]:
-    """The best plan that repair makes of choices which exceed each limit least, if any, and whether it is proven that there is none."""
+    """The best plan that repair makes of the choices that exceed each limit least, if any, and whether the problem is proven infeasible."""
     starts, impossible = limits.near(budget)
     return _better(model, *(Polish(model, choices, budget).run() for choices in starts)), impossible
 
@@ -83,20 +82,20 @@ def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray
 def _certified(
     problem: PlacementProblem, raw: Model, choices: IntArray, bound: float, budget: Budget, steps: list[tuple[str, str]]
 ) -> Solution:
-    """Choices priced on the problem's own arrays, with the better of the bound and the trivial one."""
+    """The solution of these choices, priced in the problem's own costs, with the better of the bound and the trivial one."""
     final = tuple(int(x) for x in choices)
     objective = problem.evaluate(final)
     return certify(final, objective, min(max(bound, _trivial_bound(raw)), objective), budget.spent, tuple(steps))
 
 
 def _better(model: Model, *plans: IntArray | None) -> IntArray | None:
-    """The cheapest of some plans that is allowed and fits, None where none is."""
+    """The cheapest allowed plan that fits, None where there is none."""
     priced = [(model.evaluate(p), p) for p in plans if p is not None]
     return min([one for one in priced if np.isfinite(one[0]) and model.fits(one[1])], key=lambda one: one[0], default=(np.inf, None))[1]
 
 
 def _trivial_bound(model: Model) -> float:
-    """The sum of the least entry of every table; exact where costs are zero."""
+    """The sum of the least entries of all tables; exact where all costs are zero."""
     return model.constant + sum(each((*model.costs, *model.edges.values()), lambda t: float(t.min())))
 
 

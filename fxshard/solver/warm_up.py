@@ -1,4 +1,4 @@
-"""Have the solver's loops compiled before seconds count: once after installing that takes longer than many a time limit."""
+"""Compile the solver's loops ahead of time: the first compilation after installation takes longer than many time limits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fxshard.solver.session import Session
 NODES, STATES = 9, 3
 
 WORK = 3e6
-"""Table entries that each solve may touch."""
+"""Work of each solve, in table entries."""
 
 
 @cache
 def warm_up() -> None:
-    """Solve tiny problems that need every loop, with and without a limit; once in a process. Half a second where they are kept on disk."""
+    """Solve tiny problems, with and without a limit, that call every compiled loop; once per process. Half a second with a disk cache."""
     rng = np.random.default_rng(0)
     costs = tuple(rng.uniform(0, 4, STATES) for _ in range(NODES))
     layouts = np.arange(STATES)

@@ -8,7 +8,7 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from fxshard._torch_compat.expressions import FUNCTIONS as OF
-from fxshard._torch_compat.inductor.spelling import spelled
+from fxshard._torch_compat.inductor.expression_calls import expression_as_calls
 from fxshard._torch_compat.symbols import evaluated
 
 N = sympy.Symbol("n", integer=True, positive=True)
@@ -24,7 +24,7 @@ EXPRESSIONS = [
 @pytest.mark.parametrize("expression", EXPRESSIONS, ids=str)
 def test_it_computes_what_the_expression_is(expression: sympy.Basic) -> None:
     graph = fx.Graph()
-    made = spelled(expression, {N: fx.Proxy(graph.placeholder("n"), GraphAppendingTracer(graph))})
+    made = expression_as_calls(expression, {N: fx.Proxy(graph.placeholder("n"), GraphAppendingTracer(graph))})
     graph.output(made.node)
     function = fx.GraphModule({}, graph)
     for size in (1, 2, 3, 4, 5, 7, 12):

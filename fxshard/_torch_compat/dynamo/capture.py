@@ -1,4 +1,4 @@
-"""Private names of torch (2.13), like ``_torch_compat``: what a capture does without, when its graph is planned and never called."""
+"""Private names of torch (2.13): settings of a capture whose graph is planned and never called."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch._ops import OpOverload
 
 @contextlib.contextmanager
 def without_guards() -> Iterator[None]:
-    """While Dynamo captures: it writes no guards. They say when a compiled graph may be called again; export builds them only to
-    compare them with dims that were marked as dynamic, and fakes bear no such marks."""
+    """While Dynamo captures: it builds no guards. They decide whether a compiled graph can be reused; export only compares them with dims
+    marked as dynamic, and fakes have no such marks."""
     from torch._dynamo.convert_frame import GraphCaptureOutput
 
     with mock.patch.object(GraphCaptureOutput, "build_guards", lambda *_, **__: None):
@@ -24,8 +24,8 @@ def without_guards() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_headers() -> Iterator[None]:
-    """While Dynamo captures: it looks for no names of functions by tokenising their files, unless its log of calls, which prints them,
-    is on (``TORCH_LOGS=trace_call``)."""
+    """While Dynamo captures: it does not tokenise source files to find names of functions, unless its log of calls, which prints these
+    names, is on (``TORCH_LOGS=trace_call``)."""
     from torch._dynamo import output_graph, symbolic_convert
 
     logged = output_graph.trace_call_log.isEnabledFor(logging.DEBUG) or symbolic_convert.trace_source_log.isEnabledFor(logging.DEBUG)
@@ -35,8 +35,8 @@ def without_headers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recurrent_modules(pack: Callable[..., Any]) -> Iterator[None]:
-    """While Dynamo captures: it looks into nn.RNN, nn.GRU and nn.LSTM, where it would break the graph; ``pack`` is called in place of the
-    operator that makes a PackedSequence."""
+    """While Dynamo captures: it traces nn.RNN, nn.GRU and nn.LSTM instead of breaking the graph; ``pack`` replaces the operator that makes
+    a PackedSequence."""
     from torch._dynamo import config
 
     with config.patch(allow_rnn=True), mock.patch.object(torch._VF, "_pack_padded_sequence", pack):
@@ -45,7 +45,7 @@ def recurrent_modules(pack: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def computed_as(forms: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
-    """Operators that torch writes out in others are these functions instead, to fakes too."""
+    """Within it, operators that torch would decompose are computed by these functions instead, on fakes too."""
     from torch._dispatch.python import enable_python_dispatcher
 
     keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
@@ -59,7 +59,7 @@ def computed_as(forms: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None
 
 @contextlib.contextmanager
 def without_code() -> Iterator[None]:
-    """Graph modules made meanwhile write their Python code when they are called first: interpreters never do."""
+    """Graph modules made within it generate their Python code at their first call, since interpreters never need it."""
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     with _use_lazy_graph_module(True):

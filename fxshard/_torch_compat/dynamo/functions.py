@@ -1,6 +1,6 @@
-"""Private names of torch (2.13), like ``_torch_compat``: functions of users (``torch.autograd.Function``) while Dynamo captures.
+"""Private names of torch (2.13): capture of users' autograd functions (``torch.autograd.Function``).
 
-Dynamo captures a function's forward and backward, and refuses some that eager torch runs. Here it takes these too.
+Dynamo captures a function's forward and backward, but rejects some that eager torch runs. Here it accepts these too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 
 @contextlib.contextmanager
 def all_functions() -> Iterator[None]:
-    """While Dynamo captures, it also takes functions that
+    """While Dynamo captures, it also accepts functions that
 
-    - mark a tensor as dirty and return what changed it in place (``return x.mul_(2)``, the same tensor under another name in the graph);
-    - mark a tensor as dirty where no gradient is asked for, so that the mark means nothing;
-    - return one tensor, which has no gradient;
-    - have a forward-mode derivative, which nobody asks for;
-    - call ``torch.autograd.grad``, to compute what they differentiate again in their backward.
+    - mark a tensor as dirty and return the result of the in-place operation (``return x.mul_(2)``, the same tensor as another node);
+    - mark a tensor as dirty where no gradient is needed, so that the mark has no effect;
+    - return a single tensor, marked as not differentiable;
+    - define a forward-mode derivative, which is not used;
+    - call ``torch.autograd.grad`` in their backward, to recompute and differentiate their forward.
     """
     from torch._dynamo import config
     from torch._dynamo.variables import ConstantVariable

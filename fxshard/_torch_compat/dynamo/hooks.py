@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): the hooks of modules, and what they change while Dynamo captures them."""
+"""Private names of torch (2.13): read, set and remove the hooks of modules and tensors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TABLES = {
     BACKWARD: ("_backward_hooks", "", ""),
 }
 TABLES = tuple(names[0] for names in _TABLES.values())
-"""Where a module keeps its hooks."""
+"""The attributes of a module that hold its hooks."""
 _GLOBAL = {kind: getattr(globals_of_modules, f"_global{names[0]}") for kind, names in _TABLES.items()}
 _GLOBAL_WITH_KWARGS = globals_of_modules._global_forward_hooks_with_kwargs
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A hook of a module, or of all (``everywhere``): what ``register_forward_hook`` and its like were given."""
+    """A hook of a module, or of all modules (``everywhere``), as registered by ``register_forward_hook`` and the like."""
 
     kind: str
     key: int
@@ -38,7 +38,7 @@ class Hook:
 
 
 def hooks_of(module: nn.Module) -> tuple[Hook, ...]:
-    """The module's own hooks, in the order of their calls within a kind."""
+    """The module's own hooks; those of one kind are in call order."""
     state, found = vars(module), []
     for kind, (table, with_kwargs, _) in _TABLES.items():
         for key, call in state[table].items():
@@ -47,14 +47,14 @@ def hooks_of(module: nn.Module) -> tuple[Hook, ...]:
 
 
 def global_hooks() -> tuple[Hook, ...]:
-    """Those of all modules: ``torch.nn.modules.module.register_module_forward_hook`` and its like."""
+    """The hooks of all modules: ``torch.nn.modules.module.register_module_forward_hook`` and the like."""
     if not any(_GLOBAL.values()):
         return ()
     return tuple(Hook(k, key, call, key in _GLOBAL_WITH_KWARGS, True) for k, table in _GLOBAL.items() for key, call in table.items())
 
 
 def set_hooks(module: nn.Module, hooks: tuple[Hook, ...]) -> None:
-    """``module`` has these hooks and no others."""
+    """Replace the module's hooks by these."""
     state = vars(module)
     for kind, (table, with_kwargs, always) in _TABLES.items():
         mine = [h for h in hooks if h.kind == kind]
@@ -66,7 +66,7 @@ def set_hooks(module: nn.Module, hooks: tuple[Hook, ...]) -> None:
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
-    """``module``, a copy of its own, without the hooks of its parts."""
+    """Remove the hooks of ``module`` and its submodules, in place; the caller passes a copy."""
     for part in module.modules():
         set_hooks(part, ())
     return module
@@ -85,7 +85,7 @@ def without_global_hooks() -> Iterator[None]:
 
 
 def while_capturing(function: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls ``function`` where Dynamo captures a call of it, and does nothing where it is only called."""
+    """A function that calls ``function`` when Dynamo captures a call of it, and does nothing when it runs eagerly."""
     from torch._dynamo.comptime import comptime
 
     def noted(_: Any) -> None:
@@ -98,7 +98,7 @@ def while_capturing(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def while_capturing_tensor(function: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """As ``while_capturing``, for a function of a tensor, of which it gets a fake."""
+    """As ``while_capturing``, for a function of a tensor, which receives the fake tensor."""
     from torch._dynamo.comptime import comptime
 
     def noted(context: Any) -> None:
@@ -111,19 +111,19 @@ def while_capturing_tensor(function: Callable[[torch.Tensor], None]) -> Callable
 
 
 def is_full(module: nn.Module, hook: Hook) -> bool:
-    """Whether a backward hook is one of ``register_full_backward_hook``, not of its predecessor."""
+    """Whether a backward hook was registered by ``register_full_backward_hook``, not by its predecessor."""
     if hook.kind != BACKWARD:
         return True
     return bool(globals_of_modules._global_is_full_backward_hook if hook.everywhere else module._is_full_backward_hook)
 
 
 def is_capturing() -> bool:
-    """Whether Dynamo captures the code that asks."""
+    """Whether Dynamo is capturing the calling code."""
     return torch.compiler.is_compiling()
 
 
 def any_hooks(states: Sequence[dict[str, Any]]) -> bool:
-    """Whether one of the modules whose ``vars`` are given has a hook."""
+    """Whether one of the modules, given by their ``vars``, has a hook."""
     return any(chain.from_iterable(map(_HOOKS, states)))
 
 
@@ -135,10 +135,10 @@ def any_global_hooks() -> bool:
 
 
 def waits_for_gradient(parameter: torch.Tensor) -> bool:
-    """Whether a leaf has hooks of its own: ``register_hook``, ``register_post_accumulate_grad_hook``."""
+    """Whether a leaf has tensor hooks: ``register_hook``, ``register_post_accumulate_grad_hook``."""
     return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def has_gradient_hooks(value: torch.Tensor) -> bool:
-    """Whether somebody waits for the gradient of a tensor that is no leaf."""
+    """Whether a tensor that is not a leaf has gradient hooks or retains its gradient."""
     return not value.is_leaf and (bool(value._backward_hooks) or value.retains_grad)

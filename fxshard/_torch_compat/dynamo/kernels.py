@@ -1,6 +1,6 @@
-"""Private names of torch (2.13), like ``_torch_compat``: calls of users' Triton kernels in a traced graph.
+"""Private names of torch (2.13): calls of users' Triton kernels in a traced graph.
 
-torch keeps kernels, and arguments that a graph cannot hold, in tables of the process; a node holds their numbers.
+torch keeps kernels, and arguments that a graph cannot hold, in global tables; a node holds their indexes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 from torch._prims_common import clone_preserve_strides as clone_preserve_strides
 
 FUNCTIONAL, MUTATION = triton_kernel_wrapper_functional, triton_kernel_wrapper_mutation
-"""A call that gives new tensors in the place of those that the kernel writes to, and one that writes to them."""
+"""The operator that returns new tensors instead of writing to its arguments, and the one that writes to them."""
 NONE = -1
-"""Our place in torch's table of arguments: it stays empty, all are given with the call."""
+"""fxshard's index in torch's table of arguments; its entry stays empty, since all arguments are passed in the call."""
 
 
 def kernel_and_constants(number: int, constants: int) -> tuple[Any, Mapping[str, Any]]:
-    """What a node's numbers stand for: the kernel, and arguments that a graph cannot hold, by name."""
+    """The entries of a node's indexes: the kernel, and the arguments that a graph cannot hold, by name."""
     return kernel_side_table.get_kernel(number), kernel_side_table.get_constant_args(constants)
 
 
 def run_kernel(
     kernel: Any, grid: Sequence[Any], descriptors: Mapping[str, Any], arguments: Mapping[str, Any], written: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Calls a kernel on copies of what it writes to, and gives these by name."""
+    """Run a kernel on copies of the tensors that it writes to, and return these by name."""
     kernel_side_table.constant_args.setdefault(NONE, {})  # torch forgets its tables when Dynamo is reset
     result: dict[str, torch.Tensor] = FUNCTIONAL(
         kernel_idx=kernel_side_table.add_kernel(kernel),
@@ -43,10 +43,10 @@ def run_kernel(
 
 @contextlib.contextmanager
 def kernels_captured() -> Iterator[None]:
-    """While a model is traced: Triton kernels are captured on a machine without a device too, where Triton is installed, and
-    what ``torch.library.triton_op`` made stays one operator, like any other of the user's, instead of being opened up.
+    """While a model is traced: Triton kernels are captured even on a machine without a GPU, if Triton is installed, and operators made by
+    ``torch.library.triton_op`` stay one operator, like other custom operators, instead of being decomposed.
 
-    What a kernel writes to is read off its intermediate form, which is the same for all devices: it is asked for one that is not there.
+    torch finds the tensors that a kernel writes to from its IR, which is the same for all devices, so it is compiled for an absent GPU.
     """
     from torch._functorch import config
     from torch.utils import _triton

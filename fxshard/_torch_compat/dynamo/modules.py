@@ -1,4 +1,4 @@
-"""While Dynamo captures: what the modules of a model return."""
+"""Private names of torch (2.13): mark the outputs of modules in a graph that Dynamo captures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.wrap_activation_checkpoint)
-"""Calls with a graph of their own that a trace of the whole goes through."""
+"""Operators with a subgraph that tracing the whole model inlines."""
 
 
 @contextlib.contextmanager
 def returned_by_modules(mark: Any, names: Mapping[int, str]) -> Iterator[None]:
-    """Each call of a module is followed by ``mark(tensors, name)`` in the captured graph: the tensors that it returned, in order.
+    """Within it, each call of a module is followed by ``mark(tensors, name)`` in the captured graph, with its output tensors in order.
 
-    ``names``: names of modules by their ids; others are passed over.
+    ``names``: names of modules by their ids; other modules are not marked.
     """
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Called
@@ -41,7 +41,7 @@ def returned_by_modules(mark: Any, names: Mapping[int, str]) -> Iterator[None]:
 
 
 def _tensor(variable: Any) -> dict[Any, Any]:
-    """{node: proxy} of a variable that is a tensor; one that nothing has looked at yet is looked at."""
+    """{node: proxy} of a variable that is a tensor, else {}; realises lazy variables of tensors."""
     from torch._dynamo.variables.lazy import LazyVariableTracker
     from torch._dynamo.variables.tensor import TensorVariable
 
@@ -54,7 +54,7 @@ def _tensor(variable: Any) -> dict[Any, Any]:
 
 
 def _is_in_the_whole(output: Any) -> bool:
-    """Whether Dynamo is not in the body of a loop, a branch or another call with a graph of its own."""
+    """Whether Dynamo is tracing the main graph, not a subgraph of a loop, branch or other higher-order operator."""
     tracer = output.current_tracer
     while tracer is not output.root_tracer and tracer.source_target in CHECKPOINTS:
         tracer = tracer.parent

@@ -1,6 +1,6 @@
-"""While Dynamo captures: a call of a module that is alike an earlier one is one node in the graph, not traced again.
+"""Capture repeated modules once: a call of a module that is equivalent to a traced one becomes a single node.
 
-Whether it is alike is what Dynamo's own guards say: those on all that the first call read, asked of the second module.
+Dynamo's guards decide equivalence: those on everything that the first call read, evaluated on the second module.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from fxshard._torch_compat.symbols import expression, plain
 
 @dataclass
 class Traced:
-    """A call that was traced: its module, the nodes of its tensors, those that it was made of, and what it returned.
+    """A traced call. module: its name; read: nodes of its tensor arguments; nodes: the nodes of its body; given: nodes of its results.
 
-    Dynamo names a node anew when a variable holds it: names are to be read when it is done.
+    calls: number of equivalent calls. asked: checks equivalence. made: structure, variables and example values of the results.
+    Dynamo renames a node when a variable holds it, so names are valid only after the capture.
     """
 
     module: str
@@ -35,23 +36,23 @@ class Traced:
 
 @dataclass
 class Repeats:
-    """What is known after a capture. ``refused``: reasons why a candidate was traced on its own, in order."""
+    """The result of a capture. ``refused``: the reasons why candidates were traced separately, in order."""
 
     traced: list[Traced] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
 
 MOST = 3
-"""Calls that are traced of one group: where layers differ so much, asking costs more than it saves."""
+"""The most traced calls of a group; if layers differ that much, comparing costs more than it saves."""
 
 
 def repeat(number: int, module: str, *read: Any) -> Any:
-    """Stands in a captured graph for a call of ``module`` that is alike the traced call of this number; never run."""
-    raise AssertionError("a call that stands for others is run")
+    """Stands in a captured graph for a call of ``module`` that is equivalent to traced call ``number``; never executed."""
+    raise AssertionError("a repeat node was executed")
 
 
 class Unlike(Exception):
-    """Why a call cannot stand for others, or is not alike one."""
+    """The reason why a call cannot represent others, or is not equivalent to a traced one."""
 
 
 HOOKS = (
@@ -65,12 +66,12 @@ HOOKS = (
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a module or a part of it has hooks, of which no guard speaks."""
+    """Whether a module or a submodule has hooks, on which there are no guards."""
     return any(getattr(part, kind) for part in module.modules() for kind in HOOKS)
 
 
 def order_tensors(module: torch.nn.Module, place: Callable[[str], int]) -> None:
-    """Registers a module's own parameters and buffers anew, in the order of ``place`` of their names."""
+    """Reorder a module's own parameters and buffers by ``place`` of their names."""
     for held in (module._parameters, module._buffers):
         for name in sorted(held, key=place):
             held[name] = held.pop(name)
@@ -78,7 +79,7 @@ def order_tensors(module: torch.nn.Module, place: Callable[[str], int]) -> None:
 
 @contextlib.contextmanager
 def repeats_of(candidates: Mapping[int, tuple[Hashable, str]]) -> Iterator[Repeats]:
-    """Calls of alike modules become ``repeat`` nodes. ``candidates``: by id of a module its group and its name."""
+    """Within it, calls of equivalent modules become ``repeat`` nodes. ``candidates``: (group, name) of modules by id."""
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Called
 
     found = Repeats()
@@ -127,7 +128,7 @@ def repeats_of(candidates: Mapping[int, tuple[Hashable, str]]) -> Iterator[Repea
 
 
 def _given(tx: Any, args: Any, kwargs: Any) -> tuple[Hashable, list[Any]]:
-    """The structure of the arguments, constants in it, and the tensors; raises Unlike for anything else."""
+    """(structure of the arguments with constants and metadata, their tensors); raises Unlike for arguments of other kinds."""
     tensors: list[Any] = []
     look = _look((list(args), dict(kwargs)), tensors)
     nodes = [t.as_proxy().node for t in tensors]
@@ -136,7 +137,7 @@ def _given(tx: Any, args: Any, kwargs: Any) -> tuple[Hashable, list[Any]]:
 
 
 def _look(value: Any, tensors: list[Any], numbers: bool = True) -> Hashable:
-    """The structure of arguments or results, whose tensors are added to ``tensors``; ``numbers``: whether symbols may stand for some."""
+    """The structure of arguments or results; appends their tensors to ``tensors``. ``numbers``: whether symbolic numbers are accepted."""
     from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, ListVariable, SymNodeVariable, TensorVariable, TupleVariable
 
     if isinstance(value, LazyVariableTracker):
@@ -152,7 +153,7 @@ def _look(value: Any, tensors: list[Any], numbers: bool = True) -> Hashable:
         return "tensor"
     if isinstance(value, ConstantVariable):
         return type(value.value), repr(value.value)
-    if type(value) is SymNodeVariable and numbers:  # the same number, so that what the first call reads of it will do
+    if type(value) is SymNodeVariable and numbers:  # equal expressions, so that the first call's trace is valid
         return "symbol", expression(value.as_proxy().node.meta["example_value"])
     if type(value) in (ListVariable, TupleVariable):
         return type(value), tuple(_look(v, tensors, numbers) for v in value.items)
@@ -167,7 +168,7 @@ def _fake() -> type:
 
 
 def _meta(value: torch.Tensor) -> Hashable:
-    """What a tensor looks like, sizes by their expressions: to ask whether two symbols are equal would note a guard."""
+    """A tensor's metadata, with sizes as expressions: comparing symbols would add guards."""
     strided = value.layout == torch.strided
     numbers = (*value.shape, *value.stride(), value.storage_offset()) if strided else value.shape
     sizes = tuple(map(plain, numbers))
@@ -175,7 +176,7 @@ def _meta(value: torch.Tensor) -> Hashable:
 
 
 def _state(tx: Any) -> Hashable:
-    """What changes a trace beside arguments and attributes, and the line that calls."""
+    """Global state that affects a trace besides arguments and attributes, and the calling lines."""
     kinds = ("cpu", "cuda")
     lines = []
     frame = tx
@@ -190,12 +191,12 @@ def _state(tx: Any) -> Hashable:
 
 
 def _changes(tx: Any) -> Hashable:
-    """What the capture has changed so far of Python's objects, and how many of Python's random numbers it has drawn."""
+    """The side effects of the capture so far: changed Python objects, hooks, and the number of Python's random draws."""
     from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationExisting, VariableTracker
 
     effects, held = tx.output.side_effects, list[Any]()
     for item, values in effects.store_attr_mutations.items():
-        if not isinstance(item.mutation_type, AttributeMutationNew):  # an object made meanwhile is known to those that it was given to
+        if not isinstance(item.mutation_type, AttributeMutationNew):  # not objects made during the capture
             held.append(item)
             VariableTracker.visit(held.append, dict(values), side_effects=effects)
     for item in effects.id_to_variable.values():
@@ -205,7 +206,7 @@ def _changes(tx: Any) -> Hashable:
 
 
 class _Same:
-    """Equal where the very same objects are held; they are kept alive, so that another may not get the id of one that is gone."""
+    """Compares lists of objects by identity; holds the objects, so that no id is reused."""
 
     def __init__(self, held: list[Any]) -> None:
         self.held = held
@@ -251,16 +252,16 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
 
 
 class _There:
-    """Dynamo's names of what the first call read, as they are from the other module on.
+    """Translates Dynamo's sources of what the first call read to the other module.
 
-    What ``Source.clone`` gives, each part of a name once: they begin alike, and have a dozen parts.
+    As ``Source.clone``, but memoised: sources share prefixes and have a dozen parts.
     """
 
     def __init__(self, here: Any, there: Any) -> None:
         self.known: dict[Any, Any] = {here: there}
 
     def of(self, source: Any) -> Any:
-        """``source`` itself where nothing in it changes."""
+        """The translated source; ``source`` itself if it does not start at the first module."""
         from torch._guards import ChainedSource, Source
 
         found = self.known.get(source)
@@ -276,7 +277,7 @@ class _There:
 
 
 def _holds(tx: Any, condition: Any, there: _There) -> bool:
-    """Whether the guards of a condition hold of another module, and nothing that they ask of has changed: torch's ``is_reusable``."""
+    """Whether the guards of a condition hold for another module, and nothing that they read was mutated: torch's ``is_reusable``."""
     from torch._dynamo.variables.invoke_subgraph import has_mutated_vars
     from torch.utils._ordered_set import OrderedSet
 
@@ -298,7 +299,7 @@ def _holds(tx: Any, condition: Any, there: _There) -> bool:
 
 
 def _stamped(tx: Any, number: int, name: str, one: Traced, given: Any) -> Any:
-    """The node, and what it returns in the structure that the traced call returned."""
+    """Create the ``repeat`` node; returns its results in the structure of the traced call's results."""
     import operator
 
     from torch._dynamo.variables.builder import wrap_fx_proxy

@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): what Inductor asks of the C++ compiler once a process, or once a machine, before its first kernel."""
+"""Private names of torch (2.13): Inductor's tests of vector instructions and its precompiled header, before the first C++ kernel."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 FURTHER = ("_is_avx512_bf16_supported", "_is_amx_fp16_supported")
-"""Instructions that a set may have besides those of its name: the set's attribute, and the function of ``torch.cpu`` that knows."""
+"""Optional instructions of a set: names of both the set's attribute and the function of ``torch.cpu`` that detects them."""
 
 
 def import_compiler() -> None:
-    """Imports what ``ask`` needs: two threads that import modules which import each other may each wait for the other."""
+    """Import the modules that ``ask`` needs, in one thread: two threads that import modules with cyclic imports can deadlock."""
     from torch._inductor import codecache, config, cpp_builder, cpu_vec_isa  # noqa: F401
     from torch.utils import _filelock, cpp_extension  # noqa: F401
 
 
 def ask() -> bool:
-    """Compiles, or finds, the programs by which Inductor knows whether the best set of vector instructions can be used.
+    """Test whether the best set of vector instructions works; compiles Inductor's test program, or finds it in the cache.
 
-    Where it can, as far as the compiler and the processor go, the lesser sets, whose programs are the same with fewer flags, are taken to
-    work too; otherwise Inductor asks for each. Whether all of the answers were yes, and so may be kept.
+    If it works, the lesser sets, whose test programs are the same with fewer flags, are assumed to work too; otherwise Inductor tests each.
+    Returns whether all sets work, so that the answer may be cached.
     """
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
@@ -38,7 +38,7 @@ def ask() -> bool:
 
 
 def _works(one: Any) -> bool:
-    """Whether Inductor says so, and none of the programs that it tried for that failed."""
+    """Whether Inductor accepts the set and none of its test programs failed."""
     from torch._inductor.cpu_vec_isa import VecISA
 
     real, answers = VecISA.check_build, list[bool]()
@@ -52,7 +52,7 @@ def _works(one: Any) -> bool:
 
 
 def precompile_header() -> None:
-    """The header of Inductor's kernels, as it will want it if the best set of vector instructions can be used; Inductor keeps it."""
+    """Precompile the header of Inductor's kernels, into Inductor's cache, on the assumption that the best vector instructions work."""
     from torch._inductor import codecache, config
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
 
@@ -72,7 +72,7 @@ def precompile_header() -> None:
 
 
 def take_answer() -> None:
-    """All sets of vector instructions that the processor has can be used: Inductor need not find out, for which it starts processes."""
+    """Tell Inductor that all vector instructions of the processor work, which saves its tests in subprocesses."""
     from torch._inductor import config
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
@@ -81,7 +81,7 @@ def take_answer() -> None:
 
 
 def question() -> tuple[str, ...]:
-    """All that the answer depends on: processor, compiler, torch; empty where nobody asks, or the environment tells which set to use."""
+    """The key of the answer: processor, compiler, torch; empty on other platforms, or if settings choose the vector instructions."""
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
@@ -94,7 +94,7 @@ def question() -> tuple[str, ...]:
 
 
 def _sets() -> list[Any]:
-    """The sets of vector instructions that Inductor knows and the processor has, best first."""
+    """The sets of vector instructions that both Inductor and the processor support, best first."""
     from torch._inductor.cpu_vec_isa import supported_vec_isa_list, x86_isa_checker
 
     have = x86_isa_checker()
@@ -107,7 +107,7 @@ def _best() -> Any:
 
 @contextlib.contextmanager
 def _check_build(instead: Callable[[Any, str], bool]) -> Iterator[None]:
-    """With another function in place of that which compiles and loads a program for a set of vector instructions."""
+    """Within it, ``instead`` replaces the function that compiles and loads a test program."""
     from torch._inductor.cpu_vec_isa import VecISA
 
     real = VecISA.check_build

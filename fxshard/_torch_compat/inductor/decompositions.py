@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): its table of operators in terms of its core ones, without looking at every operator that there is."""
+"""Private names of torch (2.13): the table of decompositions into core operators, without visiting every operator."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch._C import DispatchKey, _dispatch_get_registrations_for_dispatch_key
 from torch._ops import OpOverload
 
 KERNELS = ("CPU", "Meta")
-"""Where tensors are while a model is traced."""
+"""Dispatch keys of the tensors with which a model is traced."""
 
 
 @functools.cache
 def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """torch's table of operators in terms of its core ones; those of one form only (functional, no ``out=``) matter in a graph.
+    """torch's table of decompositions into core operators, as far as a trace needs it.
 
-    torch adds each operator that is written in others in C++ or Python: 500 for which it makes every operator's Python object, a tenth
-    of a second. A trace decomposes those by itself, but for what has a kernel of its own as well (``autograd_would_have_decomposed``):
-    these alone are in the table.
+    torch also adds each composite operator (500), for which it creates the Python object of every operator, a tenth of a second. A trace
+    decomposes composite operators by itself unless they have a kernel of their own (``autograd_would_have_decomposed``); only these are
+    added here.
     """
     from torch._decomp import _core_aten_decompositions_post_autograd
     from torch._export.utils import _get_decomp_for_cia, _is_preservable_cia_op
@@ -34,7 +34,7 @@ def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def _written_in_cpp() -> Iterator[OpOverload]:
-    """Those of them that have a kernel of their own."""
+    """Composite operators in C++ that also have a kernel of their own."""
     names = set(_dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
     for name in sorted(names & {one for key in KERNELS for one in _dispatch_get_registrations_for_dispatch_key(key)}):
         space, _, rest = name.partition("::")
@@ -43,7 +43,7 @@ def _written_in_cpp() -> Iterator[OpOverload]:
 
 
 def _written_in_python() -> Iterator[OpOverload]:
-    """Python's are known by an object that is there already."""
+    """Composite operators in Python, found among the operator objects that exist already."""
     spaces = [getattr(torch.ops, name, None) for name in sorted(torch.ops._dir)]
     for space in (one for one in spaces if isinstance(one, torch._ops._OpNamespace)):
         for packet in [getattr(space, name) for name in list(space)]:

@@ -1,4 +1,4 @@
-"""Inductor, and the partitioner that its joint graphs are cut with."""
+"""Private names of torch (2.13): Inductor, and the min-cut partitioner of joint graphs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fxshard")
 INVOKE_SUBGRAPH = torch.ops.higher_order.invoke_subgraph
-"""Calls a subgraph, an attribute of the module of its graph: (subgraph, name, *tensors) -> tuple of tensors. Inductor compiles it once."""
+"""Operator that calls a subgraph, held by the graph's module: (subgraph, name, *tensors) -> tuple of tensors. Inductor compiles it once."""
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, wait: bool = True, **options: Any) -> Compiled | None:
-    """Inductor on an aten graph with fake example inputs; the result takes one list, which it empties. Changes ``module``.
+    """Compile an aten graph with fake example inputs by Inductor. The result takes one list, which it empties. Changes ``module``.
 
-    Processes of one machine that want the same graph at the same time share the work: one compiles it, the others take it from Inductor's
-    cache. ``wait=False``: None where another is at it. Within a context of tracing: Inductor keeps on disk only what it compiles for a
-    mode that it knows.
+    Processes of one machine that compile the same graph at the same time share the work: one compiles it, the others take it from
+    Inductor's cache. ``wait=False``: return None if another process is compiling it. Runs in a tracing context, since Inductor caches on
+    disk only what it compiles under a known fake mode.
     """
     from torch._guards import TracingContext, detect_fake_mode, tracing
     from torch._inductor.compile_fx import compile_fx_inner
@@ -52,7 +52,7 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
 
 @contextlib.contextmanager
 def _turn(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapping[str, Any], wait: bool) -> Iterator[bool]:
-    """Holds the graph among the processes that share Inductor's cache, if it is kept there; False where another holds it."""
+    """Hold a lock on the graph among the processes that share Inductor's cache, if it is cacheable; yields False if another holds it."""
     from filelock import Timeout
     from torch._inductor.codecache import LOCK_TIMEOUT, get_lock_dir
     from torch.utils._filelock import FileLock
@@ -76,7 +76,7 @@ def _turn(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapping[s
 
 
 def _cache_key(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapping[str, Any]) -> str | None:
-    """A name that equal graphs have; None where Inductor does not keep what it compiles."""
+    """A key that equal graphs share; None where Inductor does not cache the graph."""
     from torch._dynamo.utils import count_calls, counters
     from torch._inductor import config
     from torch._inductor.codecache import FxGraphCache
@@ -92,13 +92,14 @@ def _cache_key(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapp
 
 @contextlib.contextmanager
 def _any_size(env: Any) -> Iterator[None]:
-    """While Inductor compiles for symbols.
+    """Within it, Inductor compiles graphs with symbolic sizes, with fewer guards.
 
-    Whether a sum goes through a helper that adds up more precisely, and in which order dims are laid out, is asked of the example and not
-    noted as a guard, for either is right. Whether tensors overlap, where that depends on sizes, is taken for true: nothing is computed in
-    place there. The strides of a view are first looked for without asking anything: mostly they follow whatever the sizes. What is found
-    in Inductor's cache brings the guards that were noted when it was compiled, as text with Python's ``min`` and ``max``, which would ask
-    of symbols which is the smaller one: they become symbols' own, so that a hit takes no more for granted.
+    - Whether a sum uses the more precise accumulation helper, and in which order dims are laid out, is decided by the example without a
+      guard, since either choice is correct.
+    - Tensors whose overlap depends on sizes are assumed to overlap, so that nothing is computed in place there.
+    - The strides of a view are first computed without guards, which usually succeeds.
+    - The guards of a cache entry are text with Python's ``min`` and ``max``, which would add guards when comparing symbols. They are
+      evaluated with symbolic versions, so that a cache hit adds no guards.
     """
     from torch._inductor import ir, utils
     from torch._inductor.codegen.cpp import CppKernel
@@ -108,7 +109,7 @@ def _any_size(env: Any) -> Iterator[None]:
 
     def evaluated(code: str, args: Sequence[Any]) -> bool:
         functions = {**SYMPY_INTERP, "min": _least, "max": _greatest}
-        return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # as torch does, of text of its own
+        return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # as torch does; the text is its own
 
     def strides_of_view(*args: Any, size_oblivious: bool = False) -> Any:
         found = strides(*args, size_oblivious=True)
@@ -148,41 +149,41 @@ def _greatest(*values: Any) -> Any:
 
 
 def takes_subgraphs() -> bool:
-    """Whether Inductor, as it is set, can write a call of a subgraph: its wrapper in C++ cannot."""
+    """Whether Inductor, with its current settings, supports calls of subgraphs; its C++ wrapper does not."""
     from torch._inductor import config
 
     return not config.cpp_wrapper
 
 
 def inductor_modes() -> dict[str, dict[str, Any]]:
-    """The modes of ``torch.compile`` and the settings of Inductor that each stands for."""
+    """The modes of ``torch.compile`` and the Inductor settings of each."""
     from torch._inductor import list_mode_options
 
     return list_mode_options()
 
 
 def inductor_mode(mode: str) -> contextlib.AbstractContextManager[Any]:
-    """While Inductor compiles: the settings of ``mode``."""
+    """Within it, Inductor has the settings of ``mode``."""
     from torch._inductor import config
 
     return contextlib.nullcontext() if mode == "default" else config.patch(inductor_modes()[mode])
 
 
 def replays_cuda_graphs(mode: str) -> bool:
-    """Whether ``mode`` asks Inductor to record CUDA graphs and to replay them."""
+    """Whether Inductor records and replays CUDA graphs in ``mode``."""
     return bool(inductor_modes()[mode].get("triton.cudagraphs"))
 
 
 def without_frames(compiled: Compiled) -> Compiled:
-    """``compiled``, of ``inductor_compile``, without the frames of ``CompiledFxGraph.__call__``, 0.9 us a call.
+    """``compiled`` (from ``inductor_compile``) without the frames of ``CompiledFxGraph.__call__``, which saves 0.9 us per call.
 
-    What torch put between those frames and the generated code (copies of misaligned inputs, CUDA graphs, a wrapper for
-    modes) is ``current_callable`` and stays. Of the frames themselves, for a graph of the CPU alone:
+    ``current_callable`` keeps what torch put between these frames and the generated code: copies of misaligned inputs, CUDA graphs, a
+    wrapper for modes. For a CPU graph the frames themselves contain only
 
-    - a record for the profiler, and one of the order of graphs: wherever one is wanted the call goes by the frames;
-    - the end of a bundle of Triton's tunings, and metrics of what is tuned and recorded in a call: there are none.
+    - records for the profiler and of the order of graphs: if one is active, the call goes through the frames;
+    - the end of a bundle of Triton tunings, and metrics of tuning in a call: the CPU has none.
 
-    Anything else stays as it is, a graph without operators, which torch hands back as its own forward, among it.
+    Anything else is returned unchanged, such as a graph without operators, which torch returns as its own forward.
     """
     from torch._inductor.output_code import CompiledFxGraph
     from torch.autograd import profiler
@@ -193,24 +194,24 @@ def without_frames(compiled: Compiled) -> Compiled:
     assert inner is not None
 
     def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        debug = sys.modules.get("torch._inductor.debug")  # who records the order of graphs has imported it; it brings all of Inductor
+        debug = sys.modules.get("torch._inductor.debug")  # not imported here, since it imports all of Inductor
         if profiler._is_profiler_enabled or (debug is not None and debug.RECORD_GRAPH_EXECUTION):
-            return compiled(inputs)  # which must live as long as this: it takes the parts of its code along when it goes
+            return compiled(inputs)  # also keeps it alive, since its deletion would delete its code
         return inner(inputs)
 
     return run
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """The decompositions that Inductor's lowerings count on."""
-    import torch._inductor.lowering  # noqa: F401  (some of them ask for it)
+    """The decompositions that Inductor's lowerings rely on."""
+    import torch._inductor.lowering  # noqa: F401  (some decompositions need it)
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
 
 
 def inductor_output_strides(compiled: Any) -> list[tuple[int, ...] | None] | None:
-    """Strides that a compiled graph gives its outputs; None where it keeps those of the graph."""
+    """The strides of a compiled graph's outputs; None where they are those of the graph."""
     strides = getattr(compiled, "output_strides", None)
     return None if strides is None else [None if s is None else tuple(int(x) for x in s) for s in strides]
 
@@ -218,10 +219,10 @@ def inductor_output_strides(compiled: Any) -> list[tuple[int, ...] | None] | Non
 def values_to_save(
     graph: fx.Graph, inputs: list[fx.Node], forward: Iterable[fx.Node], closure: Iterable[fx.Node], ends: Iterable[fx.Node]
 ) -> list[fx.Node]:
-    """torch's minimum cut: which values of a joint graph to keep for the backward rather than compute again.
+    """torch's minimum cut: the values of a joint graph to save for the backward; others are rematerialised.
 
-    ``forward``: the nodes that run in the forward; ``closure``: those that can only run in the backward; ``ends``: what
-    the backward returns. Placeholders of tangents have "tangents" in their name, those of ``inputs`` have not.
+    ``forward``: nodes that run in the forward; ``closure``: nodes that can run only in the backward; ``ends``: outputs of the backward.
+    Placeholders of tangents must have "tangents" in their names, those of ``inputs`` must not.
     """
     from torch._functorch.partitioners import NodeInfo, choose_saved_values_set
     from torch.utils._ordered_set import OrderedSet

@@ -1,8 +1,8 @@
-"""Private names of torch (2.13): C++ kernels of one generated module are compiled many to a file.
+"""Private names of torch (2.13): compile several C++ kernels of a generated module in one file.
 
-Inductor compiles each kernel in a file of its own, which takes 0.7 s of the processor, 0.45 of it reading the header and linking; a kernel
-more in the same file takes 0.05. Which kernels share a file depends on their order in the module alone, so that a process which loads the
-module finds the files again.
+Inductor compiles each kernel in a separate file: 0.7 s of processor time, 0.45 of it for the header and linking. A further kernel in the
+same file takes 0.05 s. Kernels are assigned to files by their order in the module alone, so that a process that loads the module finds the
+same files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 log = logging.getLogger("fxshard")
 MOST = 16
-"""Kernels in a file: files of a module are compiled beside each other."""
+"""The most kernels in a file; the files of a module are compiled in parallel."""
 INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 _HEAD = re.compile(rf'\s*{re.escape(INCLUDE)}extern "C"\s+void\s+kernel\(')
 _ENTRY, _METHODS, _MODULE = "static PyObject* {entry_func}_py", "static PyMethodDef py_methods", "static struct PyModuleDef"
@@ -27,7 +27,7 @@ _JOINED: ContextVar[bool] = ContextVar("joined kernels", default=False)
 
 @contextlib.contextmanager
 def joined_kernels() -> Iterator[None]:
-    """While Inductor compiles in this thread, or loads what was compiled within this."""
+    """Within it, kernels that Inductor compiles in this thread, or loads, are joined in files."""
     _install()
     token = _JOINED.set(True)
     try:
@@ -38,7 +38,7 @@ def joined_kernels() -> Iterator[None]:
 
 @dataclass(eq=False)
 class _File:
-    """Kernels, as (types of arguments, source), that are compiled together; ``real`` compiles one by itself."""
+    """Kernels (types of arguments, source) that are compiled together; ``real`` compiles a single one."""
 
     compiler: Any
     real: Callable[..., Any]
@@ -84,7 +84,7 @@ class _Later:
 
 @functools.cache
 def _install() -> None:
-    """Puts the two methods by which generated modules have their kernels compiled behind ours, for good."""
+    """Wrap, permanently, the two methods with which generated modules compile their kernels."""
     from torch._inductor.async_compile import AsyncCompile
 
     real, real_wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
@@ -115,7 +115,7 @@ def _install() -> None:
 
 
 def stands_alone(source: str) -> bool:
-    """Whether a kernel's source is the header and one function, so that others may stand beside it."""
+    """Whether a kernel's source is only the header and one function, so that it can share a file."""
     head = _HEAD.match(source)
     if head is None or re.search(r"^#|\bextern\b|\bkernel\b", source[head.end() :], re.MULTILINE):
         return False
@@ -129,7 +129,7 @@ def stands_alone(source: str) -> bool:
 
 @functools.cache
 def _template() -> tuple[str, str, str] | None:
-    """Inductor's text behind a kernel: what stands there once, the function that Python calls, the module. None if its parts are others."""
+    """Inductor's text after a kernel in three parts: common code, the kernel's entry function, the module. None if it has another form."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
 
     text = Kernels.suffix_template
@@ -141,7 +141,7 @@ def _template() -> tuple[str, str, str] | None:
 
 
 def _text(kernels: Sequence[tuple[Sequence[str], str]]) -> str:
-    """One file: each kernel under a name of its own, a function for each that Python calls, and a module with all of them."""
+    """The source of one file: kernels with distinct names, an entry function for each, and a module with all of them."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
 
     parts = _template()

@@ -1,8 +1,8 @@
-"""``fxshard::pack``: tensors one behind another in one buffer, into which Inductor has them computed.
+"""``fxshard::pack``: concatenate flattened tensors in one buffer, into which Inductor computes them directly.
 
-What ``aten.cat`` joins Inductor computes where it is to lie, except results of kernels that are not its own (matrix products) and are
-seen through a view, which it copies. The buffer of a bucket of gradients is made of such: each is flattened. ``pack`` flattens by itself,
-so that its lowering finds the product and not the view. Decision 0034.
+Inductor computes the operands of ``aten.cat`` in place in the result, but copies results of external kernels (matrix products) that are
+read through a view. The flattened gradients of a bucket are such views. ``pack`` flattens its operands itself, so that its lowering sees
+the product and not the view. Decision 0034.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fxshard._torch_compat.sources import quick_sources
 
 aten = torch.ops.aten
 FLATTENS = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
-"""What leaves the order of elements, in a result that is contiguous."""
+"""Operators that keep the order of elements, if their result is contiguous."""
 LOWERING = 1
-"""Counts the changes of ``_lower``: what Inductor compiled is kept on disk under the graph, of which this is a part."""
+"""Version of ``_lower``. As an argument in the graph it is part of the key of Inductor's disk cache."""
 
 
 with quick_sources():
 
     @torch.library.custom_op("fxshard::pack", mutates_args=())
     def pack(parts: Sequence[Tensor], lowering: int = LOWERING) -> Tensor:
-        """All elements of ``parts``, each in the order of its dims: [sum of their numbers of elements]."""
+        """The elements of all ``parts``, each flattened: [sum of their numbers of elements]."""
         return torch.cat([part.reshape(-1) for part in parts])
 
     @pack.register_fake
@@ -37,7 +37,7 @@ with quick_sources():
 
 
 def pack_in_place(graph: fx.Graph) -> None:
-    """Has ``pack`` in place of each ``aten.cat`` of tensors of one dim, one dtype and known sizes; changes ``graph``."""
+    """Replace each ``aten.cat`` of one-dimensional tensors with equal dtype and known sizes by ``pack``; changes ``graph``."""
     cats = [n for n in graph.find_nodes(op="call_function", target=aten.cat.default) if n.args and _is_flat(n.args[0])]
     for node in cats:
         with graph.inserting_before(node):
@@ -55,14 +55,14 @@ def _is_flat(parts: Sequence[fx.Node]) -> bool:
 
 
 def _unflattened(part: fx.Node) -> fx.Node:
-    """What ``part`` alone flattens."""
+    """The operand behind the flattening operators of which ``part`` is the only user."""
     while part.target in FLATTENS and len(part.users) == 1:
         part = part.all_input_nodes[0]
     return part
 
 
 def register() -> None:
-    """Tells Inductor how to lower ``pack``; once."""
+    """Register the lowering of ``pack`` with Inductor, once."""
     from torch._inductor.lowering import lowerings, register_lowering
 
     op = torch.ops.fxshard.pack.default
@@ -71,7 +71,7 @@ def register() -> None:
 
 
 def _lower(parts: Sequence[Any], lowering: int) -> Any:
-    """As ``ConcatKernel.create`` does it, for places of any shape."""
+    """As ``ConcatKernel.create``, for operands of any shape."""
     from torch._inductor import ir
     from torch._inductor.lowering import clone
     from torch._inductor.virtualized import V
@@ -96,9 +96,9 @@ def _lower(parts: Sequence[Any], lowering: int) -> Any:
 
 
 def _seen_by_others() -> set[int]:
-    """The storages so far that anybody reads, or will, but the node that is lowered now.
+    """The storages with users other than the node being lowered.
 
-    What writes into the joined buffer later, a collective in place, would change them.
+    They must be copied, since a later write into the packed buffer (an in-place collective) would change them.
     """
     from torch._inductor.virtualized import V
 
@@ -109,12 +109,12 @@ def _seen_by_others() -> set[int]:
         for user in node.users:
             if user is not V.graph.current_node:
                 made = _storage(V.graph.env.get(user))
-                found |= storages - {made}  # who sees the same storage is asked for his own readers
+                found |= storages - {made}  # views of the same storage are checked by their own users
     return found
 
 
 def _storage(value: Any) -> int | None:
-    """What tells apart the storages that Inductor's values are of, or are views of."""
+    """An identifier of the storage of an Inductor value or view; None for other values."""
     from torch._inductor import ir
 
     while isinstance(value, (ir.TensorBox, ir.BaseView)):

@@ -38,7 +38,7 @@ class Ascent:
     """Dual ascent on one model.
 
     bound: the best lower bound so far. multipliers, sweeper: the current state. best_multipliers: those of the best bound. plan: the
-    cheapest plan that fits among those decoded from messages, repaired and improved. dearest: (rows,) upper limits of the multipliers.
+    cheapest plan that fits among those decoded from messages, repaired and improved. max_multipliers: (rows,) their upper limits.
     """
 
     def __init__(self, model: Model, budget: Budget, offer: Offer, stall: float = STALL) -> None:
@@ -49,7 +49,7 @@ class Ascent:
         self.bound = -np.inf
         self.cutoff = model.cutoff
         self.plan: IntArray | None = None
-        self.dearest = model.slopes * (1 - 1e-9)
+        self.max_multipliers = model.slopes * (1 - 1e-9)
         self.bundle = Bundle(self)
         self._base = self.sweeper.theta.copy()
         self._allowance = 0.0
@@ -163,7 +163,7 @@ class Ascent:
                 self.set_prices(self.best_multipliers)
         return self.bound, bundle.planes
 
-    def decoded(self) -> None:
+    def offer_decoded(self) -> None:
         """Decode a plan from the messages, repair and improve it, and offer it."""
         plan = self._decode(0)
         if plan is not None:

@@ -69,7 +69,7 @@ class Lagrangian(Protocol):
     @property
     def cutoff(self) -> float: ...
     @property
-    def dearest(self) -> FloatArray: ...
+    def max_multipliers(self) -> FloatArray: ...
     @property
     def rounding(self) -> float: ...
     @property
@@ -95,13 +95,13 @@ class Bundle:
         """Raise the bound from the ascent's current multipliers until the planes predict no further gain; plan: decoded there."""
         ascent = self.ascent
         centre, value = ascent.multipliers, ascent.bound
-        self._meet(plan, value, ascent.priced(plan))
+        self._add_plane(plan, value, ascent.priced(plan))
         reach = self._rise * (ascent.scale(value) + 1) / self._steepness(plan)
         repairs = 0
         for step in range(steps):
             if ascent.done or (step >= BLIND_STEPS and np.isinf(ascent.cutoff)):
                 break
-            found = greatest([(p.base, p.excess) for p in self.planes], centre, reach, ascent.dearest)
+            found = greatest([(p.base, p.excess) for p in self.planes], centre, reach, ascent.max_multipliers)
             if found is None:
                 break
             multipliers, top = found
@@ -113,7 +113,7 @@ class Bundle:
             bound, plan_found, cost = ascent.evaluate(multipliers, pairs, ENOUGH * (top - value))
             if plan_found is not None:
                 beyond = bound < value and len(multipliers) == 1  # a single multiplier lies where the exact planes of two plans meet
-                self._meet(plan_found, cost if beyond else bound, cost)
+                self._add_plane(plan_found, cost if beyond else bound, cost)
             if bound - value > (top - value) / 4:
                 reach *= GROWS_BLIND if np.isinf(ascent.cutoff) else GROWS
             elif bound < value:
@@ -140,7 +140,7 @@ class Bundle:
         """The plans of the lowest planes at these multipliers, at most `count`."""
         return [plane.choices for plane in sorted(self.planes, key=lambda plane: plane.at(multipliers))[:count]]
 
-    def _meet(self, plan: IntArray, bound: float, cost: float) -> None:
+    def _add_plane(self, plan: IntArray, bound: float, cost: float) -> None:
         """Add the plane of a plan, through its cost at the current multipliers if that is close to the bound, else through the bound."""
         exact, excess = cost - bound <= TIGHT * abs(cost) + self.ascent.rounding, self.ascent.excess(plan)
         base = self.ascent.model.linear(plan) if exact else bound - float(self.ascent.multipliers @ excess)
@@ -153,11 +153,11 @@ class Bundle:
 
 
 def greatest(
-    planes: list[tuple[float, FloatArray]], centre: FloatArray, reach: float, dearest: FloatArray
+    planes: list[tuple[float, FloatArray]], centre: FloatArray, reach: float, max_multipliers: FloatArray
 ) -> tuple[FloatArray, float] | None:
     """The multipliers that maximise the least of the planes (base, slopes), and that value; None where no plane can rise.
 
-    The multipliers lie between 0 and `dearest`, within an L1 distance `reach` of the centre.
+    The multipliers lie between 0 and `max_multipliers`, within an L1 distance `reach` of the centre.
     """
     slopes = np.stack([slope for _, slope in planes])
     rows = np.flatnonzero((slopes > 0).any(axis=0) | (centre > 0))
@@ -179,7 +179,7 @@ def greatest(
     lp.num_col_, lp.num_row_ = matrix.shape[1], matrix.shape[0]
     lp.col_cost_ = np.append(-1.0, np.zeros(2 * count))
     lp.col_lower_ = np.append(-highspy.kHighsInf, np.zeros(2 * count))
-    lp.col_upper_ = np.concatenate([[highspy.kHighsInf], np.maximum(dearest[rows] - start, 0.0) / unit, start / unit])
+    lp.col_upper_ = np.concatenate([[highspy.kHighsInf], np.maximum(max_multipliers[rows] - start, 0.0) / unit, start / unit])
     lp.row_lower_ = np.full(len(matrix), -highspy.kHighsInf)
     lp.row_upper_ = np.append(at_start / size, reach / unit)
     column, row = np.nonzero(matrix.T)

@@ -76,7 +76,7 @@ class Relaxation:
             self.ascent.pair()
             if self.ascent.done:
                 return
-        self.ascent.decoded()
+        self.ascent.offer_decoded()
 
     def run(self) -> None:
         """Raise the bound and collect plans, unless the bound has reached the cutoff."""

@@ -16,7 +16,7 @@ from fxshard.solver.problem.transfers import Flat
 
 class Sharing(NamedTuple):
     """Prices shared by readers: S transfers with K links in all. A *slot* is one price, (given, layout) of one transfer. Its *cells* are
-    the table entries, in the links of readers that can want the layout, that add up to it."""
+    the table entries that add up to it, one per link of a reader that can want the layout."""
 
     first: IntArray  # (S + 1,) where the links of each transfer begin
     link: IntArray  # (K,) indexes of links

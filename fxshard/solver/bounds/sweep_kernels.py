@@ -282,7 +282,7 @@ def collect(wiring: Wiring, tables: FloatArray, kept: FloatArray, chains: FloatA
 
 @compiled
 def collect_brief(wiring: Wiring, at: Messages, least: FloatArray, kept: FloatArray, chains: FloatArray) -> FloatArray:
-    """As `collect`, but computes each table on the fly, less its least entry: a third of the memory of a large model."""
+    """As `collect`, but computes each table, less its least entry, when needed; large models take a third of the memory."""
     excess = kept.copy()
     width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
     given, left, came = np.empty(width), np.empty(width), np.empty(width)

@@ -31,7 +31,7 @@ class Sweeper:
         self.wiring = _wire(sizes, self.links, self.splits)
         self.offset = self.wiring.offset
         allowed = all(each(model.costs, lambda cost: bool(np.isfinite(cost).all())))
-        assert allowed, "a state is forbidden by itself: its messages prove nothing"
+        assert allowed, "a state has cost inf: messages would prove nothing"
         self.theta = np.concatenate([*model.costs, np.zeros(0)])
         self.weights = self.theta.copy()
         self.messages = [np.zeros(int(self.wiring.message[d, -1])) for d in (0, 1)]

@@ -12,7 +12,7 @@ from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.arrays import FloatArray, IntArray
 
 
-def spread(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None:
+def initialise_from_tied(tied: Sweeper, whole: Sweeper, of: IntArray, links: IntArray) -> None:
     """Set the messages and splits of a fresh sweeper from those of a tied one; nodes have the same numbers of states in both.
 
     of: (nodes of the whole,) the class of each. links: (links of the whole,) the link of the tied model that each is part of, -1 for none.

@@ -70,7 +70,7 @@ class Limits:
         name, one = self._every[0]
         return _missed(name, one, self._found(0, budget))
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """The findings on the limits that no plan satisfied, for an error message."""
         return "".join(f"; in {name} {miss.args[0].split(': ')[-1]}" for name, miss in self.missed())
 

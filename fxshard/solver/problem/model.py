@@ -26,8 +26,8 @@ Undo = Callable[[IntArray], IntArray]
 class Model:
     """costs (k_i,) per node; edges keyed by (i, j), i < j, each (k_i, k_j); uses per node; limits (rows,).
 
-    slopes: (rows,) cost of each unit beyond a limit, `inf` (the default) where it may not be exceeded. moved: uses per transfer.
-    constant: cost of every plan. cutoff: total cost of the best plan known; only plans strictly cheaper matter.
+    slopes: (rows,) cost of each unit beyond a limit, `inf` (the default) where it is hard. moved: uses per transfer.
+    constant: cost common to all plans. cutoff: total cost of the best plan known; only plans strictly cheaper matter.
     prices: (rows,) the multipliers of rows that gave the best bound so far, cost per unit of the row.
     transfers: values redistributed to the layouts that their readers want; only `relax` and its helpers support them (and `moved`).
     grain: the least improvement worth searching for.

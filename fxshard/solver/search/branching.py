@@ -1,9 +1,9 @@
 """Branch and bound on a relaxation whose bound does not meet its plan.
 
-A *case* allows some states of every node. Message passing bounds it, pruning narrows it, and what is small enough is
-searched exactly; else it becomes two, in which a state of a node is chosen, or not allowed. Where plans of equal cost are
-mixed (mirror images on a mesh of equal axes, layer by layer), each half chosen, no message raises the bound, and one such
-choice settles much of the rest. Cases are taken depth first: the way to the first small one is a dive for a good plan.
+A *case* is a branch-and-bound node: it allows some states of every node of the model. Message passing bounds it and pruning narrows it. A
+small case is searched exactly; a larger one is split in two, with a state of some node chosen or forbidden. If the relaxation mixes plans
+of equal cost (mirror images on a mesh of equal axes, layer by layer), no message raises the bound, but one such choice settles much of the
+rest. The search is depth first until a case is closed, and thereby dives for a good plan; then the case of least bound is next.
 """
 
 from __future__ import annotations
@@ -24,60 +24,60 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model
 
 Search = Callable[[Model, float, Budget], tuple[IntArray | None, float]]
-"""(a model without transfers, the cost of the plan at hand, work) -> (a cheaper plan if found, a bound on all that are)."""
+"""(a model without transfers, the cost of the known plan, work) -> (a cheaper plan if found, a lower bound on all cheaper plans)."""
 
 SMALL = 60_000
-"""Table entries up to which a case is searched exactly."""
+"""The most table entries of a case that is searched exactly."""
 
 AIMED = 150_000
-"""Those up to which what is below a low target is: that happens a few times only."""
+"""The same for the model below a low target, which is searched only a few times."""
 
 SEARCH_WORK = 300_000_000
-"""Entries that such a search may touch; a case that takes more is divided."""
+"""Work of such a search, in table entries; a case that takes more is split."""
 
 AIMS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
-"""Parts of the gap that are tried as cutoffs at first."""
+"""Fractions of the gap tried as cutoffs at first."""
 
 PAIRS = 24
-"""Pairs of sweeps at most that bound a case; they end when four pairs rise by less than STALL of the gap."""
+"""The most pairs of sweeps that bound a case; they end when four pairs raise the bound by less than STALL of the gap."""
 
 STALL = 0.02
 STEPS, STEP_PAIRS = 8, 12
-"""Multipliers that are tried in a case, and pairs of sweeps at each."""
+"""Multipliers tried in a case, and pairs of sweeps at each."""
 
 SMALL_GAP = 1e-3
 PROOF_WORK = 1.5e9
-"""Entries that may be touched to prove a plan that is known to be so near, where work is limited at all."""
+"""Relative gap that counts as small, and the work, in table entries, of closing a small gap where work is limited."""
 
 WORTH = 0.8
-"""Part of the gap that twice the work may leave, where work is limited; what closes less of it is not worth more."""
+"""With limited work, the search ends if doubling the work leaves more than this fraction of the gap."""
 
 NARROWS = 0.9
-"""Pruning is repeated while it leaves less than this part of the states."""
+"""Pruning is repeated while it leaves at most this fraction of the states."""
 
 PROBES = 6
 PROBE_PAIRS = 2
-"""Nodes that are tried before a case is divided, and the sweeps that each half gets."""
+"""Nodes tried before a case is split (strong branching), and pairs of sweeps for each half."""
 
 NEAR = 0.02
-"""A state whose excess is below this part of the room is as good as chosen."""
+"""A state with an excess below this fraction of the room counts as nearly optimal."""
 
 SETTLING_PAIRS = 50
 SETTLED = 0.01
 SETTLING_WORK, SETTLING_PART = 2e9, 0.2
-"""Before there are cases, so many pairs of sweeps at a time go on while they gain this part of the gap. They may touch so many entries
-in all, and this part of those that are left."""
+"""Before branching, batches of SETTLING_PAIRS pairs of sweeps continue while each gains this fraction of the gap. Their work is limited, in
+table entries and as a fraction of the work left."""
 
 TABLE_WORK = 2e4
-"""What it takes to write down and to reduce one node's or edge's table of a case, however small: 0.1 ms."""
+"""Work charged for building and reducing one table of a case, however small: 0.1 ms."""
 
 SAVED_BYTES = 2**28
-"""Messages that are kept for cases to come; beyond, a case starts from the root's."""
+"""Memory for messages saved with open cases; beyond it, a case starts from the root's messages."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """allowed: (states,). bound: proven for it. start: a state of the sweeper that allows no less."""
+    """allowed: (states,) mask. bound: its lower bound. start: a saved state of the sweeper that allows at least these states."""
 
     allowed: BoolArray
     bound: float
@@ -86,7 +86,7 @@ class _Case:
 
 
 class Branching:
-    """The cases of one relaxation, which gets the plans that are found; `bound` is proven for all that are better."""
+    """Branch and bound on one relaxation, to which it offers the plans found. `bound` is a lower bound on all better plans."""
 
     def __init__(self, relaxation: Relaxation, search: Search, budget: Budget) -> None:
         self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.ascent, budget, search
@@ -102,7 +102,7 @@ class Branching:
 
     @property
     def bound(self) -> float:
-        """The least bound of a case that is open, `inf` where none is."""
+        """The least bound of the open cases, `inf` where none is left."""
         return min((case.bound for case in self._open), default=np.inf)
 
     def run(self) -> None:
@@ -115,21 +115,21 @@ class Branching:
                 break
             case = self._next()
             if case.bound < self.relaxation.cutoff:
-                halves = self._halves(case)
+                halves = self._branch(case)
                 self._open += halves
                 self._diving = bool(halves)
 
     def _next(self) -> _Case:
-        """The half that was just made, or, where there is none, the case of least bound that is open."""
+        """The last half made while diving, else the open case of least bound."""
         if not self._diving:
             at = min(range(len(self._open)), key=lambda k: (self._open[k].bound, -k))
             self._open.append(self._open.pop(at))
         return self._open.pop()
 
     def _enough(self) -> bool:
-        """Whether as much work as a small gap is worth has been done since it is small, or twice the work closed little of a larger one.
+        """Whether to stop: PROOF_WORK was spent since the gap became small, or doubling the work closed little of a larger gap.
 
-        Never where seconds limit the search.
+        False unless work is limited.
         """
         left, gap = self.budget.work_left, self.relaxation.value - min(self.bound, self.relaxation.cutoff)
         if left is None:
@@ -145,9 +145,9 @@ class Branching:
         return gap > WORTH * before
 
     def _settle(self) -> None:
-        """Sweep over the whole until that gains little: messages of a tight problem go on rising for long, slowly but cheaply.
+        """Sweep over the whole model until that gains little: on tight problems messages keep raising the bound, slowly but cheaply.
 
-        Not where the gap is small, which cases close sooner, nor where less work is left than a proof is worth, as in questions.
+        Skipped where the gap is small, since branching closes it sooner, and where less than PROOF_WORK is left, as in re-solves.
         """
         (case,) = self._open
         before, work, left = case.bound, 0, self.budget.work_left
@@ -163,14 +163,14 @@ class Branching:
             if case.bound - before <= SETTLED * max(0.0, self.relaxation.cutoff - case.bound):
                 break
             before = case.bound
-        self.ascent.decoded()
+        self.ascent.offer_decoded()
         self._root = self.ascent.state()
         self._open = [replace(case, start=self._root)] if case.bound < self.relaxation.cutoff else []
 
     def _aim(self) -> None:
-        """Search exactly what is below low targets, while that is small: most often the best plan is not far above the bound.
+        """Search exactly below increasing low targets while the pruned model is small: the best plan is often just above the bound.
 
-        Not where all targets lie within what makes no plan better.
+        Skipped where the gap is within the grain.
         """
         if not self._open or self.relaxation.cutoff - self._open[0].bound <= self.relaxation.model.grain:
             return
@@ -188,8 +188,8 @@ class Branching:
             case = replace(case, bound=max(case.bound, min(proven, target)))
         self._open = [case]
 
-    def _halves(self, case: _Case) -> tuple[_Case, ...]:
-        """What is left to look at of a case, the more promising half last."""
+    def _branch(self, case: _Case) -> tuple[_Case, ...]:
+        """Process a case; returns the cases that remain of it, the more promising last."""
         self.count += 1
         self.ascent.restore(case.start)
         self.sweeper.allow(case.allowed)
@@ -206,18 +206,18 @@ class Branching:
             return ()
         pair = _opposed(planes, self.ascent.multipliers)
         if pair is not None:
-            parted = self._parted(*pair, slacks)
+            parted = self._split_between(*pair, slacks)
             if parted is not None:
                 here = self.ascent.state() if len(self._open) < self._saved else self._root
                 low = max(bound, proven or bound)
                 return tuple(_Case(allowed & half, low, here, planes) for half in parted)
-        halves = self._divided(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
+        halves = self._best_split(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
         return tuple(replace(half, planes=planes) for half in halves)
 
     def _repriced(self, case: _Case, bound: float) -> tuple[float, tuple[Plane, ...]]:
-        """The bound at better multipliers, and the planes that led there; a plan on the way. Raises `Exhausted` as `_sweep`."""
+        """The bound at better multipliers, and the planes used; offers plans on the way. Raises `Exhausted` as `_sweep`."""
         if not len(self.ascent.model.limits):
-            self.ascent.decoded()
+            self.ascent.offer_decoded()
             return bound, ()
         first = self.sweeper.offset[:-1]
         known = [plane for plane in case.planes if case.allowed[first + plane.choices].all()]
@@ -227,7 +227,7 @@ class Branching:
         return bound, tuple(planes)
 
     def _sweep(self, pairs: int) -> float:
-        """Pairs of sweeps; the bound, raises `Exhausted` when no better plan is left."""
+        """Sweep at most `pairs` times in both directions and return the bound; raises `Exhausted` when it reaches the cutoff."""
         history: list[float] = []
         for _ in range(pairs):
             history.append(self.ascent.pair())
@@ -239,7 +239,7 @@ class Branching:
         return max(history)
 
     def _narrow(self, allowed: BoolArray) -> tuple[Slacks, BoolArray]:
-        """Forbid what is in no better plan, as long as much goes."""
+        """Prune states that are in no better plan, repeatedly while that removes many; returns the slacks and the allowed states."""
         while True:
             slacks = find_slacks(self.ascent, self.relaxation.cutoff)
             left = np.isfinite(slacks.excess)
@@ -250,7 +250,7 @@ class Branching:
             self._sweep(PROBE_PAIRS)
 
     def _searched(self, slacks: Slacks, target: float, known: float, small: int) -> float | None:
-        """Search what is left below a target exactly: a bound on what costs less than `known`, None where it is not small enough."""
+        """Search the pruned model below a target exactly; returns a bound on plans cheaper than `known`, None if it is too large."""
         alive = np.asarray([np.isfinite(costs).sum() for costs in slacks.costs])
         ends = self.sweeper.wiring.ends
         if (alive[ends[0]] * alive[ends[1]]).sum() > small:
@@ -264,8 +264,8 @@ class Branching:
             self.relaxation.take(undo(choices))
         return proven
 
-    def _divided(self, candidates: list[int], allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
-        """Two cases at most, by the node whose halves are both bounded best; none where the bound says that nothing is left."""
+    def _best_split(self, candidates: list[int], allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
+        """Split at the candidate node that maximises the lesser bound of its halves; returns at most two cases below the cutoff."""
         if bound >= self.relaxation.cutoff:
             return ()
         here = self.ascent.state()
@@ -280,8 +280,8 @@ class Branching:
         cases = [replace(half, start=start) for half in best if half.bound < self.relaxation.cutoff]
         return tuple(sorted(cases, key=lambda half: -half.bound))
 
-    def _parted(self, over: IntArray, under: IntArray, slacks: Slacks) -> tuple[BoolArray, BoolArray] | None:
-        """The states of a node on the side of one plan, and those on the side of another, where they are furthest apart."""
+    def _split_between(self, over: IntArray, under: IntArray, slacks: Slacks) -> tuple[BoolArray, BoolArray] | None:
+        """Split the states of the node on which two plans differ most: masks of those nearer to `under`'s choice, and of the others."""
         model, offset = self.ascent.memory.priced(self.ascent.model, self.ascent.multipliers), self.sweeper.offset
         both = [Polish(model, plan, self.budget).local for plan in (over, under)]
         away = [local - np.repeat(local[offset[:-1] + plan], np.diff(offset)) for local, plan in zip(both, (over, under), strict=True)]
@@ -303,7 +303,7 @@ class Branching:
         return halves[0], halves[1]
 
     def _candidates(self, slacks: Slacks) -> list[int]:
-        """Nodes of which two states are as good as chosen, first where a third costs most; then the others."""
+        """The nodes to try for branching: first those with two nearly optimal states, by descending excess of the third; then others."""
         ranked = []
         for node, excess in enumerate(np.split(slacks.excess, self.sweeper.offset[1:-1])):
             if np.isfinite(excess).sum() > 1:
@@ -313,7 +313,7 @@ class Branching:
         return [node for _, _, node in sorted(ranked)[:PROBES]]
 
     def _split(self, node: int, allowed: BoolArray, slacks: Slacks) -> tuple[BoolArray, BoolArray]:
-        """With the least state of a node alone, and without it."""
+        """The allowed states with the node fixed to its state of least excess, and with that state forbidden."""
         low, high = self.sweeper.offset[node], self.sweeper.offset[node + 1]
         state = low + int(slacks.excess[low:high].argmin())
         chosen, other = allowed.copy(), allowed.copy()
@@ -322,7 +322,7 @@ class Branching:
         return chosen, other
 
     def _probed(self, allowed: BoolArray, bound: float, here: State) -> _Case:
-        """A half with the bound that a few sweeps give."""
+        """A half as a case, bounded by a few sweeps."""
         self.ascent.restore(here)
         self.sweeper.allow(allowed)
         try:
@@ -332,7 +332,7 @@ class Branching:
 
 
 def _opposed(planes: Sequence[Plane], multipliers: FloatArray) -> tuple[IntArray, IntArray] | None:
-    """The plans of the lowest planes that rise and that fall with the multipliers, None where all do the same."""
+    """The plans of the lowest plane that rises and of the lowest that falls with the multipliers, None where either is missing."""
     ranked = sorted(planes, key=lambda plane: plane.at(multipliers))
     over = next((plane.choices for plane in ranked if multipliers @ plane.excess > 0), None)
     under = next((plane.choices for plane in ranked if multipliers @ plane.excess <= 0), None)

@@ -1,4 +1,4 @@
-"""The search of one model: message passing, then combined plans and cases where it leaves a gap; or tables, reduced and part by part."""
+"""The search of one model: message passing, then combination of plans and branch and bound; or presolve and search per component."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Branching
 from fxshard.solver.search.combining import combine
 from fxshard.solver.search.core_problem import is_large, search_cores
-from fxshard.solver.search.search import PartSearch
+from fxshard.solver.search.search import ComponentSearch
 from fxshard.solver.search.tied_model import search_tied
 
 WRITTEN_ENTRIES = 100_000
-"""Table entries of a model that is written out whole where no plan that fits was found; written out it has up to sixty times as many."""
+"""The most table entries of a model that is converted to tables unpruned where no plan fits; the result is up to sixty times as large."""
 
 Steps = list[tuple[str, str]]
 Near = Callable[[Budget], tuple[list[IntArray], bool]]
-"""Work -> choices that exceed each limit of the problem little, and whether it is proven that some limit cannot be kept."""
+"""Work -> (choices that exceed each limit least, whether the problem is proven infeasible)."""
 
 
 def search_by_cases(
@@ -35,9 +35,10 @@ def search_by_cases(
     shown: Callable[[Relaxation], None] | None = None,
     near: Near | None = None,
 ) -> tuple[IntArray | None, float]:
-    """The search of a model with transfers: message passing, and cases where it leaves a gap.
+    """Search a model with transfers: message passing, then branch and bound if a gap remains. Returns (the best plan, a lower bound).
 
-    near: asked where message passing met no plan that fits: for choices that nearly do, or a proof that there is none.
+    first: a known plan. shown: called with the relaxation before branching. near: called where message passing finds no plan that fits,
+    for choices that nearly fit or a proof that none does.
     """
     steps = [] if steps is None else steps
     try:
@@ -45,7 +46,7 @@ def search_by_cases(
     except Exhausted:
         return None, np.inf
     if search_tied(relaxation, search_by_cases, budget):
-        steps.append(("choose alike", f"plan {relaxation.value:.0f}"))
+        steps.append(("tied model", f"plan {relaxation.value:.0f}"))
     elif is_large(relaxation):
         search_cores(relaxation, search_by_cases, budget)
         steps.append(("search cores", f"plan {relaxation.value:.0f}"))
@@ -59,7 +60,7 @@ def search_by_cases(
             plan = Polish(model, choices, budget).run()
             if plan is not None:
                 relaxation.offer(plan)
-        steps.append(("the least that limits need", f"plan {relaxation.value:.0f}"))
+        steps.append(("least excess over limits", f"plan {relaxation.value:.0f}"))
         if np.isfinite(relaxation.value):
             relaxation.run()
             steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
@@ -79,7 +80,7 @@ def search_by_cases(
 
 
 def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
-    """Where message passing met no plan that fits: write all of the model as tables, and search that."""
+    """Find a first plan where message passing found none that fits: convert the whole model to tables, and search these."""
     try:
         left, undo = relaxation.below(relaxation.cutoff)
         steps.append(("write transfers as tables", left.describe()))
@@ -94,10 +95,10 @@ def _first_plan(relaxation: Relaxation, budget: Budget, steps: Steps) -> None:
 def search_tables(
     model: Model, known: float, budget: Budget, steps: Steps | None = None, *, grows: bool = False
 ) -> tuple[IntArray | None, float]:
-    """Choices of a model without transfers that cost less than `known`, if they were found, and a bound on all that do.
+    """Search a model without transfers: (choices that cost less than `known`, if found, and a lower bound on all such choices).
 
-    The bound is at least `known` where there are none, `inf` where nothing at all is allowed and nothing was known. grows: go on
-    until it is proven or the budget ends; otherwise the search also ends where it gets no further cheaply.
+    The bound is at least `known` where there are none, and `inf` where no choice is allowed and `known` is `inf`. grows: continue until
+    proven or the budget ends; otherwise the search also stops when further progress is expensive.
     """
     try:
         model, undo, history = reduce(model, budget=budget)
@@ -108,14 +109,14 @@ def search_tables(
     choices, bound, whole = np.zeros(len(model), dtype=np.int64), model.constant, True
     parts = sorted(components(model), key=len)
     for nodes in parts:
-        part = PartSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
+        part = ComponentSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
         if nodes is parts[-1]:
-            part.value = known - bound  # with the others at their bounds, what costs more is no better than what is known
+            part.value = known - bound  # no better than `known` above this, even with all other parts at their bounds
         part.run()
         steps += part.history
         if part.bound == np.inf:
             return None, known
-        bound += max(0.0, part.bound)  # the reductions leave no negative entry
+        bound += max(0.0, part.bound)  # presolve leaves no negative entries
         if part.choices is None:
             whole = False
         else:

@@ -1,9 +1,9 @@
-"""Plans combined: each node in a state that it has in some of them, and the best of all such plans searched for exactly.
+"""Combine plans: find the best plan in which every node has the state that it has in one of several known plans.
 
-At the best multipliers of a limit several plans cost the same, some of which exceed it and some of which do not. What fits best takes
-some parts of the one and some of the other: few states are left to choose from, so that this is a small problem (crossover in
-genetic algorithms, `path relinking' where there are two; in mixed-integer programming Rothberg's "An evolutionary algorithm for
-polishing mixed integer programming solutions", 2007).
+At the best multipliers of a limit several plans have the same Lagrangian cost; some exceed the limit and some do not. A good plan that
+fits mixes parts of both kinds. With few states per node this is a small problem, solved exactly (crossover in genetic algorithms, path
+relinking for two plans; for mixed-integer programs: Rothberg, "An evolutionary algorithm for polishing mixed integer programming
+solutions", 2007).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import keep_states
 from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Search
-from fxshard.solver.search.core_problem import MOST_LEFT, Cases, nearby, searched
+from fxshard.solver.search.core_problem import MOST_LEFT, Cases, low_excess_states, search_restricted
 
 COUNTS = (3, 6, 12)
-"""Plans that are combined, one after the other."""
+"""Numbers of plans combined, in turn."""
 
 ENTRIES = 30_000
-"""Table entries up to which the problem of what they leave is searched."""
+"""The most table entries of a combined problem that is searched exactly."""
 
 WORK = 1_000_000_000
-"""Entries that such a search may touch."""
+"""Work of such a search, in table entries."""
 
 PAIRS = 10
 
 NEARBY = 0.03
-"""Pairs of states over all links, in parts of all, that are searched by cases: those of the plans, and those of least excess."""
+"""Fraction of all pairs of states that the search by branch and bound keeps: those of the plans, and those of least excess."""
 
 
 def combine(relaxation: Relaxation, search: Search, cases: Cases, budget: Budget) -> None:
-    """Combine plans that message passing met, the cheapest at its multipliers, and the best plan; what is better is offered.
+    """Combine the cheapest plans of the cutting planes at the current multipliers with the best plan; better plans are offered.
 
-    Where that is too much to be searched exactly, it is divided into cases, with what costs little more.
+    Where the combined problem is too large to search exactly, branch and bound searches it together with other states of small excess.
     """
     ascent = relaxation.ascent
     for count in COUNTS:
@@ -56,18 +56,18 @@ def combine(relaxation: Relaxation, search: Search, cases: Cases, budget: Budget
 
 
 def _by_cases(relaxation: Relaxation, plans: Sequence[IntArray], cases: Cases, budget: Budget) -> None:
-    """Search the states that plans have, and others of little excess, by cases."""
+    """Search the states of some plans, and others of small excess, by branch and bound."""
     ascent = relaxation.ascent
-    states = nearby(ascent, plans, NEARBY)
+    states = low_excess_states(ascent, plans, NEARBY)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    found, _ = searched(replace(ascent.model, prices=ascent.multipliers), states, ascent.plan, cases, budget)
+    found, _ = search_restricted(replace(ascent.model, prices=ascent.multipliers), states, ascent.plan, cases, budget)
     if found is not None:
         relaxation.take(found)
 
 
 def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search, budget: Budget) -> bool:
-    """Search the states that some plans have; whether that was small enough."""
+    """Search the states of some plans exactly; False if the problem is too large."""
     model = relaxation.ascent.model
     states = [np.unique(column) for column in np.stack(plans, axis=1)]
     smaller, undo = keep_states(replace(model, prices=relaxation.ascent.multipliers), states)

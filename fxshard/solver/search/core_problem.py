@@ -1,9 +1,8 @@
-"""Plans of few states: the *core* of a large model, searched as a model of its own.
+"""Find plans of a large model by searching its *core*: the states of small excess (`pruning`) and those of the best plan.
 
-Where sweeps are dear, they end before messages have settled, and plans read off them mix what cannot be told apart yet. Most states
-cost far more than the plan at hand all the same, however the rest is chosen (their *excess*, `pruning`). The states of little excess
-and those of the plan are a model so small that message passing settles at once and cases are cheap. What is best there need not be
-best of all: a core gives plans, never bounds.
+Where sweeps are expensive, they end before messages converge, and decoded plans mix states that the messages do not distinguish yet. Yet
+most states already have a large excess. The core is so small that message passing converges at once and branch and bound is cheap. Its
+optimum need not be that of the whole model: a core gives plans, but no bounds.
 """
 
 from __future__ import annotations
@@ -24,34 +23,34 @@ Cases = Callable[[Model, IntArray | None, Budget], tuple[IntArray | None, float]
 """(a model, a plan of it, work) -> (the best plan found, a bound)."""
 
 Measured = tuple[FloatArray, float]
-"""(states,) the excess of each, and the bound that it is above."""
+"""((states,) excess, the bound that it is relative to)."""
 
 LARGE = 20_000_000
-"""Numbers in the tables of message passing from which cores are searched first."""
+"""Table entries of message passing above which cores are searched first."""
 
 PAIRS = (20, 10, 10)
-"""Pairs of sweeps before cores are searched, and before each time that they are again, as long as that finds better plans."""
+"""Pairs of sweeps before each round of core searches; rounds continue while they find better plans."""
 
 PARTS = (0.003, 0.01, 0.03)
-"""Pairs of states over all links of a core, in parts of all: each begins from the best plan of those before it."""
+"""Sizes of the cores of a round, as fractions of all pairs of states; each search starts from the best plan so far."""
 
 WORK, PART_OF_WORK = 5e8, 0.5
-"""Table entries that the search of one may touch; what all may take of what is left."""
+"""Work of one core search, in table entries, and the fraction of the remaining budget for all of them."""
 
 MOST_LEFT = 0.5
-"""Part of all states from which some are as dear as the whole."""
+"""Fraction of all states above which a core saves too little to be searched."""
 
 HALVINGS = 30
-"""Of the excess that the states nearby have at most."""
+"""The most halvings of the limit on excess."""
 
 
 def is_large(relaxation: Relaxation) -> bool:
-    """Whether a core comes before the rest. Under limits on rows plans are made by their multipliers."""
+    """Whether cores are searched first. Not for models with limits, whose plans come from the search for multipliers."""
     return not len(relaxation.model.limits) and relaxation.ascent.sweeper.splits.own[-1] > LARGE
 
 
 def search_cores(relaxation: Relaxation, search: Cases, budget: Budget, work: float = WORK) -> None:
-    """Search cores of growing size, and again with better messages, until they find nothing better. work: for each, in entries."""
+    """Search cores of growing size, and again after more sweeps, until that finds no better plan. work: per core, in table entries."""
     budget = budget.share(PART_OF_WORK)
     for pairs in PAIRS:
         relaxation.ascent.settle(pairs)
@@ -66,23 +65,23 @@ def search_cores(relaxation: Relaxation, search: Cases, budget: Budget, work: fl
 
 
 def search_core(relaxation: Relaxation, search: Cases, budget: Budget, part: float, measured: Measured | None = None) -> None:
-    """Offer the best plan of a core, if there is one. part, measured: as `nearby`."""
+    """Search a core and offer its best plan. part, measured: as in `low_excess_states`."""
     ascent = relaxation.ascent
     plan = ascent.plan
     if plan is None or ascent.done:
         return
-    states = nearby(ascent, [plan], part, measured)
+    states = low_excess_states(ascent, [plan], part, measured)
     if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
         return
-    found, _ = searched(ascent.model, states, plan, search, budget)
+    found, _ = search_restricted(ascent.model, states, plan, search, budget)
     if found is not None:
         ascent.suggest(found)
 
 
-def search_left(relaxation: Relaxation, plan: IntArray, search: Cases, budget: Budget) -> bool:
-    """Search the states that may be in a better plan, and those of a plan of the model that messages work on, as a model of its own.
+def search_remaining(relaxation: Relaxation, plan: IntArray, search: Cases, budget: Budget) -> bool:
+    """Search the states that a better plan may use, and those of `plan` (of `ascent.model`), as a separate model.
 
-    That is a proof too: what is left out is in no plan below the cutoff. Whether the states left were few enough.
+    This also proves a bound, since the other states are in no plan below the cutoff. Returns whether the remaining states were few enough.
     """
     ascent = relaxation.ascent
     excess, bound = excess_of(ascent)
@@ -94,26 +93,30 @@ def search_left(relaxation: Relaxation, plan: IntArray, search: Cases, budget: B
     kept[offset[:-1] + plan] = True
     if kept.sum() > MOST_LEFT * len(kept):
         return False
-    found, proven = searched(ascent.model, [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)], plan, search, budget)
+    found, proven = search_restricted(
+        ascent.model, [np.flatnonzero(kept[low:high]) for low, high in pairwise(offset)], plan, search, budget
+    )
     if found is not None:
         relaxation.take(found)
     relaxation.prove(proven)
     return True
 
 
-def searched(model: Model, states: list[IntArray], plan: IntArray | None, search: Cases, budget: Budget) -> tuple[IntArray | None, float]:
-    """The best of some states of a model, those of a plan among them, if one is known; and a bound on what they allow."""
+def search_restricted(
+    model: Model, states: list[IntArray], plan: IntArray | None, search: Cases, budget: Budget
+) -> tuple[IntArray | None, float]:
+    """The best plan of a model restricted to some states per node, and a bound on it; plan: a known one within these states."""
     smaller, undo = keep_states(model, states)
     start = None if plan is None else np.asarray([int(np.searchsorted(left, x)) for left, x in zip(states, plan, strict=True)])
     found, bound = search(smaller, start, budget)
     return None if found is None else undo(found), bound
 
 
-def nearby(ascent: Ascent, plans: Sequence[IntArray], part: float, measured: Measured | None = None) -> list[IntArray]:
-    """The states of plans, and those of less excess than a limit, the greatest power of two times the gap that leaves few enough.
+def low_excess_states(ascent: Ascent, plans: Sequence[IntArray], part: float, measured: Measured | None = None) -> list[IntArray]:
+    """Per node the states of some plans and those with an excess below a limit: the gap, halved until few enough pairs remain.
 
-    part: pairs of states over all links that may be left, in parts of all. Without a plan the limits begin at the greatest excess.
-    measured: the excess at any messages, where it is known.
+    part: the fraction of all pairs of states over links that may remain. Without a known plan the limit starts at the greatest excess.
+    measured: the excess, if already computed.
     """
     sweeper = ascent.sweeper
     offset, ends = sweeper.offset, sweeper.wiring.ends

@@ -1,8 +1,7 @@
-"""Solve one connected part: bound, plan and pruning, then ever larger targets for the cost until one is met.
+"""Solve one connected component: bounding and pruning, then increasing target costs until one is met.
 
-A *target* is a cutoff below the best plan known. Under a low target most states and pairs are pruned, neighbours can be
-merged, and merging tightens the bound: either a plan below the target turns up, or it is proven that there is none,
-which is a better bound.
+A *target* is a cutoff below the best plan known. A low target prunes most states and pairs, so that neighbours can be merged, and merging
+tightens the bound. Either a plan below the target is found, or it is proven that there is none, which is a better bound.
 """
 
 from __future__ import annotations
@@ -25,55 +24,55 @@ from fxshard.solver.reductions.merging import Contract
 
 FIRST_ROUNDS = 3
 SHRINKS = 0.8
-"""Another round of bound and pruning is worth it while it leaves less than this part of the entries."""
+"""Rounds of bounding and pruning continue while each leaves at most this fraction of the entries."""
 
 TARGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Parts of the gap between bound and plan that are tried as targets."""
+"""Fractions of the gap between bound and plan tried as targets."""
 
 MERGE_ROUNDS = 16
 MERGE_PAIRS = 100
 MERGE_ENTRIES = 300_000
 MOST_PAIRS = 5_000
 MOST_ENTRIES = 6_000_000
-"""Merged nodes have at most MERGE_PAIRS states in the first round, twice as many in each further one."""
+"""Merged nodes have at most MERGE_PAIRS states in the first round, and twice as many in each further round."""
 
 QUICK_WORK = 200_000_000
-"""Table entries of an elimination that is done at once."""
+"""The most work of an elimination that is always done, in table entries."""
 
 MIP_ENTRIES = 100_000
-"""Beyond this many table entries HiGHS does not get anywhere."""
+"""The most table entries of a model given to HiGHS whole; on larger ones it makes no progress."""
 
 FIRST_PORTION = 25_000
 PORTION_GROWTH = 1.6
-"""Pairs in the first portion that HiGHS is given, and how much more in each further one."""
+"""Pairs in the first portion given to HiGHS, and the growth factor of each further one."""
 
 NEIGHBOURHOOD_ENTRIES = 5_000
 NEIGHBOURHOOD_WORK = 500_000_000
 SEARCH_WORK = 100_000_000
 FREEING_WORK = 1_000_000
-"""Table entries of the first part of a plan that is set free; work on such parts before the first portion, on each at most and at least."""
+"""Large neighbourhood search: entries of the first neighbourhood; work of all before the first portion; most and least work of one."""
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A model made from the part's own, and the way back."""
+    """A model derived from the component's, and the map of its choices back."""
 
     model: Model
     undo: Undo
 
     def then(self, model: Model, undo: Undo | None = None) -> _Stage:
-        """The next stage; `undo` leads from its choices to those of this one."""
+        """The next stage; undo: maps its choices to those of this one (None: unchanged)."""
         if undo is None:
             return _Stage(model, self.undo)
         earlier, later = self.undo, undo
         return _Stage(model, lambda choices: earlier(later(choices)))
 
 
-class PartSearch:
-    """The best plan and bound of one part, in the units of its model; `history` says how they came about.
+class ComponentSearch:
+    """Search of one component. history: the steps and their results.
 
-    choices: None until a plan is found. bound: no plan that fits costs less; `inf` where there is none. grows: go on until it is
-    proven or the budget ends.
+    choices: the best plan, None until one is found. bound: a lower bound on plans that fit; `inf` where there is none. grows: continue
+    until proven or the budget ends.
     """
 
     def __init__(self, model: Model, budget: Budget, *, grows: bool = False) -> None:
@@ -85,11 +84,11 @@ class PartSearch:
 
     @property
     def proven(self) -> bool:
-        """Whether no better plan is left (or none at all)."""
+        """Whether the bound proves that no better plan exists."""
         return self.bound >= self._cutoff()
 
     def run(self, *, deep: bool = True) -> None:
-        """Search until proven, until nothing more is to be gained, or until the budget ends; not deep: only what can be done at once."""
+        """Search until proven, until all methods are exhausted, or until the budget ends; not deep: quick methods only."""
         stage = _Stage(self.model, lambda choices: choices)
         try:
             for _ in range(FIRST_ROUNDS):
@@ -110,10 +109,10 @@ class PartSearch:
             self._grow()
 
     def _grow(self) -> None:
-        """Search the pairs of least slack exactly, in portions that grow until all that is left is one of them."""
+        """Search the pairs of least slack exactly with HiGHS, in growing portions, until a portion contains every remaining pair."""
         pairs, reach, work = FIRST_PORTION, 1.0, NEIGHBOURHOOD_WORK
         while not self._over():
-            self._vary(self.budget.part(work))
+            self._search_neighbourhoods(self.budget.part(work))
             if self._over():
                 return
             work *= 2
@@ -137,26 +136,26 @@ class PartSearch:
                 return
             pairs, reach = int(np.ceil(pairs * PORTION_GROWTH)), 2 * reach
 
-    def _vary(self, budget: Budget) -> None:
-        """Set parts of the best plan free, larger ones where the last was searched to its end, smaller ones where it was not."""
+    def _search_neighbourhoods(self, budget: Budget) -> None:
+        """Large neighbourhood search; a neighbourhood is larger after one that was searched completely, smaller after one that was not."""
         entries = NEIGHBOURHOOD_ENTRIES
         while self.choices is not None and not (budget.spent or self._over()):
             free = sorted(neighbourhoods(self.model, self.choices, self._rng, entries))
             budget.charge(self.model.entries / 10 + FREEING_WORK)
             nodes = np.asarray(free, dtype=np.int64)
-            proven = self._freed(nodes, budget)
+            proven = self._search_neighbourhood(nodes, budget)
             entries = int(entries * (1.1 if proven else 0.7)) + 1
             if len(free) == len(self.model):
                 return
 
-    def _freed(self, nodes: IntArray, budget: Budget) -> bool:
-        """Search the choices of some nodes, the others as in the best plan; whether to the end."""
+    def _search_neighbourhood(self, nodes: IntArray, budget: Budget) -> bool:
+        """Search the choices of some nodes with all others fixed; whether the search was complete."""
         assert self.choices is not None
         try:
             model, undo, _ = reduce(freed(self.model, self.choices, nodes))
         except Exhausted:
             return True
-        part = PartSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
+        part = ComponentSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
         part.value = self.value - model.constant
         part.run(deep=False)
         if part.choices is not None:
@@ -166,7 +165,7 @@ class PartSearch:
         return part.proven
 
     def _deepen(self, stage: _Stage) -> None:
-        """Try targets from the bound up to the plan at hand."""
+        """Try targets from the bound up to the cost of the best plan."""
         for part in TARGETS:
             if self._over():
                 return
@@ -180,7 +179,7 @@ class PartSearch:
                 self._prove(min(target, self._cutoff()), "nothing below the target is left")
 
     def _merge_rounds(self, stage: _Stage, target: float) -> None:
-        """Merge, bound and prune in turn; raises `Exhausted` when nothing is left below the target."""
+        """Repeat merging, bounding and pruning; raises `Exhausted` when no plan is left below the target."""
         pairs = MERGE_PAIRS
         for _ in range(MERGE_ROUNDS):
             entries = min(MOST_ENTRIES, max(MERGE_ENTRIES, stage.model.entries * 3 // 2))
@@ -195,7 +194,7 @@ class PartSearch:
         self._finish(stage, np.inf, MIP_ENTRIES, target)
 
     def _round(self, stage: _Stage, target: float = np.inf) -> _Stage:
-        """Raise the bound, look for plans, and forbid what is in no plan below the cutoff."""
+        """Raise the bound, collect plans, and prune what is in no plan below the cutoff."""
         model = self._lower_cutoff(stage.model)
         if not len(model):
             self._offer(stage, np.zeros(0, dtype=np.int64), model.constant)
@@ -219,7 +218,7 @@ class PartSearch:
         return stage.then(smaller, undo)
 
     def _finish(self, stage: _Stage, work: float, mip_entries: int, target: float = np.inf) -> bool:
-        """Search what is left exactly if that is small enough; whether it was."""
+        """Solve the stage's model exactly if it is small enough; whether it was."""
         model = self._lower_cutoff(stage.model)
         if not len(model.limits) and (order := elimination_order(model, max_work=work)) is not None:
             choices = eliminate(model, order, self.budget)
@@ -240,7 +239,7 @@ class PartSearch:
         return self.proven or self.budget.spent
 
     def _cutoff(self) -> float:
-        """Costs from here on are no better than the plan at hand."""
+        """The cost below which a plan is better than the best known."""
         return self.value - self.model.grain + 1 if np.isfinite(self.value) else np.inf
 
     def _lower_cutoff(self, model: Model) -> Model:
@@ -256,7 +255,7 @@ class PartSearch:
         return self._cutoff()
 
     def _prove(self, bound: float, name: str) -> None:
-        """Record a bound, rounded up to an integer as costs are; it stops at the plan's cost."""
+        """Record a bound, rounded up since costs are integers, and capped at the cutoff."""
         bound = min(float(np.ceil(bound)) if np.isfinite(bound) else bound, self._cutoff())
         if bound > self.bound:
             self.bound = bound

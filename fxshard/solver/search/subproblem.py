@@ -1,13 +1,12 @@
-"""A part of a model on its own, bounded by what message passing proved of the rest.
+"""A region of a model as a separate model, with the rest bounded by message passing.
 
-After message passing a model is a constant, what the states keep, what the links keep, and the surcharges of shared
-prices, all but the constant >= 0 (`sweeps.Sweeper.slacks`). What lies outside a *region* of nodes can so be left out:
+After message passing a model is the sum of a constant, node slacks, link slacks and the surcharges of shared prices, all but the constant
+nonnegative (`sweeps.Sweeper.slacks`). So everything outside a *region* of nodes can be dropped:
 
     E(x) >= constant + sum_i kept_i[x_i] + sum_ij kept_ij[x_i, x_j] + surcharges      i, j and readers inside.
 
-The messages between nodes of the region are taken back, so that they stand there with their own costs. Of a value that is made
-inside and read on both sides, the readers outside keep their splits of its prices. Where the messages were tight, the bound of
-a region is that of the whole but for what depends on far more than the region.
+Messages between nodes of the region are undone, which restores their original costs. If a value made inside is read on both sides, the
+readers outside keep their splits of its prices. Where the messages were tight, the bound of a region is close to that of the whole.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from fxshard.solver.problem.transfers import Transfer, Transfers
 
 
 class Reparametrised:
-    """A model as its messages stand now: it does not change with them."""
+    """A snapshot of a reparameterised model, independent of later messages."""
 
     def __init__(self, ascent: Ascent) -> None:
         sweeper = ascent.sweeper
@@ -43,7 +42,7 @@ class Reparametrised:
 
     @cached_property
     def _around(self) -> list[list[int]]:
-        """Per node the links that end there."""
+        """Per node the indexes of its links."""
         around: list[list[int]] = [[] for _ in self.model.costs]
         for number, link in enumerate(self.links):
             around[link.i].append(number)
@@ -51,7 +50,7 @@ class Reparametrised:
         return around
 
     def near(self, nodes: Iterable[int], count: int) -> IntArray:
-        """Some nodes and those nearest to them along links, `count` in all or a few more, ascending."""
+        """Some nodes and those nearest to them along links, about `count` in all, ascending."""
         found = dict.fromkeys(nodes)
         queue = deque(found)
         while queue and len(found) < count:
@@ -64,7 +63,7 @@ class Reparametrised:
         return np.asarray(sorted(found), dtype=np.int64)
 
     def region(self, nodes: IntArray) -> Model:
-        """The model of some nodes (ascending), which no plan of the whole undercuts; memory is in its costs, as it was priced."""
+        """The model of some nodes (ascending), whose optimum bounds the whole from below; rows are priced by their multipliers."""
         new = {int(node): index for index, node in enumerate(nodes)}
         touched = sorted({number for node in new for number in self._around[node]})
         inside = [k for k in touched if self.links[k].i in new and self.links[k].j in new]
@@ -82,9 +81,9 @@ class Reparametrised:
         return replace(plain, transfers=transfers, constant=self.constant + outside, cutoff=np.inf)
 
     def surrounded(self, nodes: IntArray, plan: IntArray) -> tuple[Model, IntArray]:
-        """The model of what some nodes may do while all others do as planned, but for a constant, and who its nodes are.
+        """The model of some nodes with all others fixed to a plan (up to a constant), and the original indexes of its nodes.
 
-        They are the nodes themselves and those that they share a cost with, which keep one state.
+        It contains these nodes, and those that share a cost with them, with one state each.
         """
         links = sorted({number for node in nodes for number in self._around[node] if self.links[number].transfer < 0})
         reached = sorted({int(index) for node in nodes for index in self._touching(node)})
@@ -104,7 +103,7 @@ class Reparametrised:
         return replace(plain, transfers=made, constant=0.0, cutoff=np.inf), members
 
     def _touching(self, node: int) -> IntArray:
-        """The transfers that a node takes part in."""
+        """The transfers that a node gives or reads."""
         flat = self.model.transfers.flat
         begin, end = flat.touched_first[[node, node + 1]] if node + 1 < len(flat.touched_first) else (0, 0)
         return flat.touched[begin:end]
@@ -121,7 +120,7 @@ class Reparametrised:
         return self._messages[direction][start[number] : start[number + 1]]
 
     def _take_back(self, number: int, first: FloatArray, second: FloatArray) -> None:
-        """Give its ends what a link has of theirs: the share of the second, and the messages to both."""
+        """Undo a link's reparameterisation: return the sender's share and both messages to the costs of its ends."""
         link = self.links[number]
         share = np.full(link.shape[1], np.inf)
         np.minimum.at(share, link.columns, np.floor(self._own(self._weights, link.j) * self._share[link.j]))
@@ -153,7 +152,7 @@ def _renumbered(transfer: Transfer, new: dict[int, int]) -> Transfer:
 
 
 def _leave(prices: FloatArray, transfer: Transfer, link: Link, split: FloatArray) -> None:
-    """Take the split of a reader out of the prices that others share."""
+    """Subtract an outside reader's split from the prices."""
     node, want = transfer.readers[link.reader]
     part = split.T if node < transfer.source else split
     prices[np.ix_(np.unique(transfer.have), np.unique(want))] -= np.where(np.isfinite(part), part, 0.0)

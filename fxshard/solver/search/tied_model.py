@@ -1,9 +1,9 @@
-"""Plans of repeated structure: nodes that are alike, *tied* to choose alike, are one node of a model many times smaller.
+"""Exploit repeated layers: nodes of the same class are *tied* to the same choice, which gives a much smaller model.
 
-A deep model is one layer again and again. Nodes are alike where costs, tables and transfers around them are the same, some links far
-(colour refinement: Weisfeiler and Leman, 1968): the middles of a stack of layers fall together, and its ends do not. What is best of the
-plans in which they choose alike is found in a fraction of the time, and is most often nearly best of all. The whole begins with that plan
-and with the messages that led to it (`spreading`); all its choices stay free.
+Nodes are in one class if the costs, tables and transfers around them are equal up to some distance (colour refinement: Weisfeiler and
+Leman, 1968). The middle layers of a stack fall together; its ends do not. The best plan with tied choices is found in a fraction of the
+time and is usually nearly optimal. The search of the whole model starts from that plan and its messages (`tied_messages`), with all choices
+free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxshard.solver.bounds.relax import Relaxation
-from fxshard.solver.bounds.tied_messages import spread
+from fxshard.solver.bounds.tied_messages import initialise_from_tied
 from fxshard.solver.primal.local_search import greedy
 from fxshard.solver.problem.arrays import FloatArray, IntArray, each
 from fxshard.solver.problem.budget import Budget
@@ -27,36 +27,36 @@ from fxshard.solver.problem.transfers import Transfer, Transfers
 from fxshard.solver.search.core_problem import Cases, is_large, search_cores
 
 LINKS = 3
-"""How far around them nodes have to be alike: as far as it takes to tell the places in a layer apart."""
+"""The distance, in links, up to which surroundings are compared: enough to distinguish the positions within a layer."""
 
 FEW_LINKS = 2
-"""The same where sweeps over the whole are cheap."""
+"""The same for models with cheap sweeps."""
 
 FIRST_PAIRS = 8
-"""Pairs of sweeps over the whole for its bound alone, before other plans are read off them too."""
+"""Pairs of sweeps over the whole model for its bound alone, before plans are decoded from them."""
 
 MOST_CLASSES = 0.5
-"""Nodes of a tied model, in parts of those of the whole; where there would be more, it is not worth it."""
+"""The most nodes of a tied model, as a fraction of the whole model's; a larger one is not worth its search."""
 
 WORK, PART = 1e9, 0.1
-"""Table entries that its search may touch, and how much of what is left."""
+"""Work of searching the tied model, in table entries and as a fraction of the remaining budget."""
 
 CORE_WORK = 1e8
-"""Table entries that the search of each of its cores may touch."""
+"""Work of searching each of its cores, in table entries."""
 
 Reader = tuple[int, int]
-"""(class, number of the layouts that it wants)."""
+"""(class, identifier of the array of layouts that it wants)."""
 
 Key = tuple[int, int, int, tuple[Reader, ...]]
-"""What is the same of transfers that are alike: numbers of prices, source, layouts given, and the readers."""
+"""Key of equal transfers: identifiers of the prices, the source's class, identifier of the layouts given, the readers."""
 
 
 @dataclass(frozen=True)
 class Tied:
-    """model: a node for each class, at its number, and after them such as repeat one; a plan costs what `expand` of it costs in the whole.
+    """A tied model. Its plans cost what their expansions cost in the whole model.
 
-    of: (nodes of the whole,) the class of each. links: (links of the whole,) the link that each is part of, as `links.Splits` counts
-    them: edges, then readers transfer by transfer; -1 where it has none.
+    model: one node per class, in order, then copies of some of these. of: (nodes of the whole,) the class of each. links: (links of the
+    whole,) the tied link of each, -1 for none; links are numbered as in `links.Splits`: edges, then readers transfer by transfer.
     """
 
     model: Model
@@ -64,14 +64,14 @@ class Tied:
     links: IntArray
 
     def expand(self, choices: IntArray) -> IntArray:
-        """The plan of the whole in which all members of each class choose as it does."""
+        """The plan of the whole in which every node makes the choice of its class."""
         return choices[self.of]
 
 
 def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
-    """Begin with the best plan found of those in which nodes that are alike choose alike, and with its messages; of a model without rows.
+    """Start a relaxation from the best plan and the messages of its tied model; only for models without limits.
 
-    Whether there is one: not where too few nodes are alike.
+    Returns whether a plan was found; False also where the tied model would not be much smaller.
     """
     ascent = relaxation.ascent
     if len(ascent.model.limits) or _least(ascent.model) >= ascent.cutoff:
@@ -91,7 +91,7 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
     if smaller.choices is None:
         return False
     if not budget.spent and [len(costs) for costs in smaller.ascent.model.costs] == [len(costs) for costs in tied.model.costs]:
-        spread(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
+        initialise_from_tied(smaller.ascent.sweeper, ascent.sweeper, tied.of, tied.links)
         budget.charge(ascent.sweeper.entries)
     ascent.suggest(tied.expand(smaller.choices))
     ascent.prove(FIRST_PAIRS)
@@ -99,12 +99,12 @@ def search_tied(relaxation: Relaxation, search: Cases, budget: Budget) -> bool:
 
 
 def _least(model: Model) -> float:
-    """What nodes cost at least by themselves."""
+    """A lower bound: the constant and the least cost of every node."""
     return model.constant + sum(each(model.costs, lambda cost: float(cost.min())))
 
 
 def classes_of(model: Model, links: int) -> IntArray:
-    """(nodes,) the class of each, by its costs and by what is so many links around it."""
+    """(nodes,) the class of each node by its costs and its surroundings up to this many links away."""
     colours = _Colours(model)
     for _ in range(links):
         colours.refine()
@@ -112,7 +112,7 @@ def classes_of(model: Model, links: int) -> IntArray:
 
 
 def tie(model: Model, of: IntArray) -> Tied:
-    """The model without its rows, with one node for each class. of: (nodes,) their classes, each of nodes with the same costs."""
+    """The tied model, without rows. of: (nodes,) their classes; the nodes of a class have equal costs."""
     names, writer = _Names(), _Writer(model, of)
     edges = [(int(of[i]), int(of[j]), names.of(table)) for (i, j), table in model.edges.items()]
     for (i, j, table), count in Counter(edges).items():
@@ -127,7 +127,7 @@ def tie(model: Model, of: IntArray) -> Tied:
     times = Counter(key for key, _ in parts)
     multiples: dict[tuple[int, int], FloatArray] = {}
     for key, transfer in alike.items():
-        prices = multiples.setdefault((key[0], times[key]), times[key] * transfer.prices)  # alike tables stay one array, kept once
+        prices = multiples.setdefault((key[0], times[key]), times[key] * transfer.prices)  # equal tables stay one shared array
         writer.transfer(key, replace(transfer, prices=prices))
     places = {pair: place for place, pair in enumerate(writer.edges)}
     links = [places.get((min(i, j), max(i, j)), -1) for i, j, _ in edges]
@@ -136,7 +136,7 @@ def tie(model: Model, of: IntArray) -> Tied:
 
 
 class _Writer:
-    """The tied model as it grows."""
+    """The tied model under construction."""
 
     def __init__(self, model: Model, of: IntArray) -> None:
         self._model = model
@@ -149,14 +149,14 @@ class _Writer:
         self._readers = 0
 
     def edge(self, i: int, j: int, table: FloatArray) -> None:
-        """A table between two classes, or between members of one."""
+        """Add a table between two classes, or between members of one class."""
         if i == j:
             self._costs[i] = self._costs[i] + np.diagonal(table)
         else:
             add_edge(self.edges, i, j, table)
 
     def transfer(self, key: Key, transfer: Transfer) -> None:
-        """A value. A reader of the class of its source is a cost of that class where it is the only one, else a node that repeats it."""
+        """Add a transfer. A reader in the source's class becomes a cost of that class if it is the only reader, else a copy of its node."""
         source, readers = transfer.source, transfer.readers
         if len(readers) == 1 and readers[0][0] == source:
             self._costs[source] = self._costs[source] + transfer.prices[transfer.have, readers[0][1]]
@@ -167,16 +167,16 @@ class _Writer:
         self._readers += len(readers)
 
     def finish(self) -> Model:
-        """All of it."""
+        """The complete model."""
         count, grain, transfers = len(self._costs), self._model.grain, Transfers(self._transfers)
         return Model(self._costs, self.edges, [()] * count, np.zeros(0), self._model.constant, grain=grain, transfers=transfers)
 
     def place_of(self, key: Key, reader: Reader) -> int:
-        """The number of the link of a reader once all edges are there, -1 where it is of the class of its source."""
+        """The index of a reader's link, once all edges were added; -1 for a reader in the source's class."""
         return -1 if reader[0] == key[1] else len(self.edges) + self._links[key] + key[3].index(reader)
 
     def _twin(self, node: int) -> int:
-        """A node that chooses as this one."""
+        """A copy of this node, tied to the same choice by its edge."""
         if node not in self._twins:
             states = len(self._costs[node])
             self._twins[node] = len(self._costs)
@@ -186,7 +186,7 @@ class _Writer:
 
 
 class _Colours:
-    """Colours of nodes. of: (nodes,) numbers from 0."""
+    """Colour refinement. of: (nodes,) the colour of each node, numbered from 0."""
 
     def __init__(self, model: Model) -> None:
         names = _Names()
@@ -197,7 +197,7 @@ class _Colours:
         self._set([names.of(cost) for cost in model.costs])
 
     def refine(self) -> None:
-        """Tell nodes apart by the colours of those around them."""
+        """Refine the colours by those of adjacent nodes."""
         colour = self.of.tolist()
         around: list[list[tuple[int, int, int]]] = [[] for _ in colour]
         for i, j, table in self._edges:
@@ -216,15 +216,15 @@ class _Colours:
 
 
 class _Names:
-    """Numbers of arrays, the same for equal ones."""
+    """Identifiers of arrays; equal arrays have the same one."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # arrays are kept: another may not get the id of one that is gone
+        self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # holds the arrays, so that no id is reused
         self._numbers: dict[Hashable, int] = {}
         self._arrays: list[npt.NDArray[Any]] = []
 
     def of(self, array: npt.NDArray[Any]) -> int:
-        """The number of an array."""
+        """The identifier of an array."""
         if id(array) not in self._known:
             number = self._numbers.setdefault((array.shape, array.tobytes()), len(self._numbers))
             self._arrays += [array] * (number == len(self._arrays))
@@ -232,5 +232,5 @@ class _Names:
         return self._known[id(array)][1]
 
     def array(self, number: int) -> npt.NDArray[Any]:
-        """The first array of a number."""
+        """The first array with this identifier."""
         return self._arrays[number]

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxshard import disk_cache
-from fxshard._torch_compat.inductor import kept_code
+from fxshard._torch_compat.inductor import code_cache
 from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
@@ -107,7 +107,7 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, folder:
     for owner, name, value in (
         (disk_cache, "code_digest", lambda: "other sources of fxshard"),
         (disk_cache, "all_user_rules", lambda: {"mylib.op": "a -> a"}),
-        (kept_code, "torch_sources", lambda: ("other sources of torch",)),
+        (code_cache, "torch_sources", lambda: ("other sources of torch",)),
         (torch, "__version__", "9.9"),
         (torch, "get_num_threads", lambda: 77),
         (artefact_cache, "KIND", "artefact-v99"),

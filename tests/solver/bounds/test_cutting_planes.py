@@ -26,7 +26,7 @@ from tests.solver.problems import brute_force, integer_model, optimum, with_rows
 def test_the_greatest_least_of_planes(count: int, rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     bases, slopes = rng.normal(size=count) * 100, rng.normal(size=(count, rows)) * 10
-    centre, dearest = np.floor(rng.random(rows) * 3), np.full(rows, 5.0)
+    centre, max_multipliers = np.floor(rng.random(rows) * 3), np.full(rows, 5.0)
     reach = 2.0
     moves = np.hstack([np.eye(rows), -np.eye(rows)])  # what each multiplier rises by, and falls by
     planes = np.hstack([np.ones((count, 1)), -slopes @ moves])
@@ -34,14 +34,14 @@ def test_the_greatest_least_of_planes(count: int, rows: int, seed: int) -> None:
     right = np.append(bases + slopes @ centre, reach)
     bounds = [(None, None), *((0.0, 5.0 - c) for c in centre), *((0.0, c) for c in centre)]
     expected = -linprog(np.append(-1.0, np.zeros(2 * rows)), limits, right, bounds=bounds).fun
-    found = greatest(list(zip(bases, slopes, strict=True)), centre, reach, dearest)
+    found = greatest(list(zip(bases, slopes, strict=True)), centre, reach, max_multipliers)
     if found is None:
         assert not (slopes > 0).any() and not centre.any()
         return
     multipliers, top = found
     assert top == pytest.approx(expected, abs=1e-6 * max(1.0, abs(expected)))
     assert min(bases + slopes @ multipliers) == pytest.approx(top, abs=1e-5 * max(1.0, abs(top)))
-    assert (multipliers >= 0).all() and (multipliers <= dearest + 1e-6).all()
+    assert (multipliers >= 0).all() and (multipliers <= max_multipliers + 1e-6).all()
     assert np.abs(multipliers - centre).sum() <= reach + 1e-6
 
 

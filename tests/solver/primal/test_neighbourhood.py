@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fxshard.solver import PlacementProblem
 from fxshard.solver.primal.neighbourhood import freed, neighbourhoods
 from fxshard.solver.problem.budget import Budget
-from fxshard.solver.search.search import PartSearch
+from fxshard.solver.search.search import ComponentSearch
 from tests.solver.problems import brute_force, grid, integer_model, plans, problems, with_rows, without_transfers
 
 
@@ -41,9 +41,9 @@ def test_varying_improves_a_plan_and_claims_no_bound(seed: int) -> None:
     model = integer_model(problem)
     some = [choices for choices in rng.integers(0, 3, (200, 12)) if model.fits(choices)]
     worst = max(some, key=model.evaluate)
-    search = PartSearch(model, Budget())
+    search = ComponentSearch(model, Budget())
     search.choices, search.value = worst, model.evaluate(worst)
-    search._vary(Budget(work_limit=3e7))
+    search._search_neighbourhoods(Budget(work_limit=3e7))
     assert search.bound == -np.inf and search.choices is not None
     assert model.fits(search.choices) and model.evaluate(search.choices) == search.value
     assert brute_force(problem) <= search.value < model.evaluate(worst)

@@ -85,7 +85,7 @@ def test_what_is_left_below_a_plan_holds_the_optimum(monkeypatch: pytest.MonkeyP
         for rank in (1, 2, 4, 8, 16):
             relaxation = Relaxation(model, every[rank], Budget())
             relaxation.begin(20)
-            if core.search_left(relaxation, every[rank], lambda model, start, budget: best_of(model), Budget()):
+            if core.search_remaining(relaxation, every[rank], lambda model, start, budget: best_of(model), Budget()):
                 narrowed += 1
                 assert relaxation.value == model.evaluate(every[0])
                 assert relaxation.value - model.grain < relaxation.bound <= relaxation.value

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fxshard.solver import PlacementProblem, Transfer, solve
 from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.bounds.sweeps import Sweeper
-from fxshard.solver.bounds.tied_messages import spread
+from fxshard.solver.bounds.tied_messages import initialise_from_tied
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.search import core_problem as core
 from fxshard.solver.search import tied_model as tied
@@ -110,7 +110,7 @@ def test_a_stack_whose_best_middle_is_alike_is_solved_as_one(seed: int) -> None:
 def test_a_stack_is_chosen_alike_first_however_small_its_tables_are() -> None:
     problem = chain(60, 4, 0)
     solution = solve_within(problem, Budget())
-    assert [name for name, _ in solution.steps][1] == "choose alike"
+    assert [name for name, _ in solution.steps][1] == "tied model"
     assert solution.objective == shortest(problem) and solution.proven
 
 
@@ -183,7 +183,7 @@ def test_bounds_hold_from_the_messages_of_a_tied_model(layers: int, width: int, 
             return
     for link, part in zip(whole.links, made.links, strict=True):
         assert part < 0 or sorted(classes[list(link.ends)]) == sorted(smaller.links[part].ends)
-    spread(smaller, whole, classes, made.links)
+    initialise_from_tied(smaller, whole, classes, made.links)
     assert (_given(whole) == whole.weights).all()
     _check_splits(whole)
     for sweep in range(6):
@@ -224,7 +224,7 @@ def test_no_reader_gets_more_than_the_price() -> None:
             prices = np.where(np.isinf(transfer.prices[cells]), np.inf, np.where(link.reader == 0, transfer.prices[cells], 0.0))
             table[:] = prices if link.i == transfer.source else prices.T
     _check_splits(smaller)
-    spread(smaller, whole, classes, made.links)
+    initialise_from_tied(smaller, whole, classes, made.links)
     _check_splits(whole)
 
 
@@ -251,7 +251,7 @@ def test_the_whole_settles_sooner_from_the_messages_of_a_tied_model() -> None:
     smaller, whole, cold = Sweeper(made.model), Sweeper(model), Sweeper(model)
     for sweep in range(100):
         smaller.sweep(sweep % 2)
-    spread(smaller, whole, classes, made.links)
+    initialise_from_tied(smaller, whole, classes, made.links)
     bounds = [max(sweeper.sweep(sweep % 2) for sweep in range(20)) for sweeper in (whole, cold)]
     assert bounds[0] > bounds[1]
 

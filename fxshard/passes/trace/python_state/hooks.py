@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.dynamo.changes import noted_changes
 from fxshard._torch_compat.dynamo.hooks import (
     BACKWARD,
     BACKWARD_PRE,
@@ -32,6 +31,7 @@ from fxshard._torch_compat.dynamo.hooks import (
     set_hooks,
     while_capturing,
 )
+from fxshard._torch_compat.dynamo.side_effects import noted_changes
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.planning_graph import Watched
 from fxshard.passes.trace.python_state.assigned import ASSIGNED, names_of_modules

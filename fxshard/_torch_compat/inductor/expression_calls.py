@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): an expression of sizes computed from proxies of its symbols, by operators of Python and torch."""
+"""Private names of torch (2.13): write an expression of sizes as calls of Python's and torch's operators on proxies of its symbols."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fxshard._torch_compat.expressions import divided
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
-    """A call of ``function``, which knows nothing of proxies, in the graph of the proxy among ``args``."""
+    """Call ``function``, or, if an argument is a proxy, add the call to its graph."""
     proxy = next((a for a in args if isinstance(a, fx.Proxy)), None)
     return function(*args) if proxy is None else proxy.tracer.create_proxy("call_function", function, args, {})
 
 
 class _Spelling(PythonReferenceAnalysis):
-    """torch's own, with what it computes by functions that take no proxies, or not at all."""
+    """torch's analysis, with replacements for functions that do not accept proxies or are missing."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -57,6 +57,6 @@ class _Spelling(PythonReferenceAnalysis):
         return (base // divisor) % modulus
 
 
-def spelled(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
-    """The expression as calls in the graph of the proxies in ``values``; a number if they are numbers."""
+def expression_as_calls(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
+    """The expression as calls in the graph of the proxies in ``values``; a number if all values are numbers."""
     return sympy_interp(_Spelling, dict(values), expr)

@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): what code changes while Dynamo captures it: Python objects, and buffers that are assigned."""
+"""Private names of torch (2.13): side effects of code that Dynamo captures: changed Python objects and assigned buffers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def noted_changes(changed: Callable[[], None], mark: Any, names: Mapping[int, str]) -> Iterator[None]:
-    """While Dynamo captures: ``changed`` is called for each change of a Python object that the code did not make itself.
+    """While Dynamo captures: ``changed`` is called for each change of a Python object that existed before.
 
-    A tensor that is assigned to a buffer (``self.steps = self.steps + 1``) is no such change: the captured graph has ``mark(value, name)``
-    there, with the module's name from ``names``, by its id.
+    The assignment of a tensor to a buffer (``self.steps = self.steps + 1``) does not count: it becomes a call ``mark(value, name)`` in the
+    captured graph. ``names``: names of modules by their ids.
     """
     from torch._dynamo.side_effects import SideEffects
     from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting

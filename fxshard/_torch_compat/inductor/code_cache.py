@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): code that Inductor has on disk, taken by its key without the graph, and what else decides it."""
+"""Private names of torch (2.13): load code from Inductor's disk cache by key, without the graph, and the settings that determine it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PASSES = (
     *("pre_grad_custom_pass", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", "joint_custom_pre_pass"),
     *("joint_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass", "custom_partitioner_fn", "cudagraph_policy"),
 )
-"""Settings of Inductor that hold code of the user's."""
+"""Settings of Inductor that can hold user code."""
 TABLES = {"torch._inductor.decomposition": "decompositions", "torch._inductor.lowering": "lowerings"}
-"""Where a user can put code of his own into Inductor."""
+"""Tables of Inductor to which users can add their own functions."""
 LIBRARIES = ("torch", "fxshard", "functools")
 NO_CODE = ("include", "lib", "test", "testing", "share", "bin", "__pycache__")
-"""Folders of torch that hold nothing that compiles."""
+"""Folders of torch without code that takes part in compilation."""
 
 
 def settings_of_inductor() -> Any:
-    """What besides a graph decides the code that Inductor makes of it, as plain values; None where some of that is code of the user's.
+    """Everything besides the graph that determines Inductor's code, as plain values; None if it includes user code.
 
-    What torch's own key of a graph has (``FxGraphHashDetails``), but for its sources: their sizes and times stand for what is in them.
+    As in torch's own key of a graph (``FxGraphHashDetails``), but source files are represented by their sizes and modification times.
     """
     from torch._functorch import config as functorch
     from torch._inductor import config, config_comms
@@ -61,7 +61,7 @@ def _has_others_code() -> bool:
 
 
 def _module(function: Any) -> str:
-    """Where the function is from that was given; torch wraps some of its own."""
+    """The module of a function, without the wrappers that torch adds."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__module__", None) or "torch"
@@ -69,7 +69,7 @@ def _module(function: Any) -> str:
 
 @functools.lru_cache(maxsize=1)
 def torch_sources() -> tuple[str, ...]:
-    """Size and time of each file of torch that takes part in compiling."""
+    """Path, size and modification time of each file of torch that takes part in compilation."""
     root = os.path.dirname(torch.__file__)
     return tuple(f"{path[len(root) :]} {size} {time}" for path, size, time in _files(root))
 
@@ -85,12 +85,12 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
 
 
 def key_of(compiled: Any) -> str | None:
-    """Where Inductor keeps what it compiled; None where it does not."""
+    """Inductor's cache key of a compiled graph; None if it is not cached."""
     return getattr(compiled, "_fx_graph_cache_key", None)
 
 
 def condition_of(compiled: Any) -> str:
-    """A digest of what Inductor takes for granted of the sizes of what it compiled; "" for nothing."""
+    """A digest of Inductor's guards on the sizes of a compiled graph; "" for none."""
     return _digest(getattr(compiled, "guards_expr", None))
 
 
@@ -99,7 +99,7 @@ def _digest(guards: str | None) -> str:
 
 
 def load_compiled(key: str, condition: str = "") -> Compiled | None:
-    """What Inductor keeps under ``key`` with the guards of which ``condition`` is the digest; None where there is nothing."""
+    """The compiled graph in Inductor's cache under ``key`` with guards of digest ``condition``; None if there is none."""
     from torch._inductor.codecache import FxGraphCache
     from torch._inductor.output_code import CompiledFxGraphConstants
     from torch._inductor.utils import BoxedBool
@@ -123,7 +123,7 @@ def load_compiled(key: str, condition: str = "") -> Compiled | None:
 
 
 def _load(key: str, constants: Any, is_it: Callable[[str, Any], bool]) -> Any:
-    """As Inductor does it, which looks after Triton's kernels."""
+    """Load as Inductor does, Triton kernels included."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.codecache import FxGraphCache
     from torch._subclasses import FakeTensorMode
@@ -134,7 +134,7 @@ def _load(key: str, constants: Any, is_it: Callable[[str, Any], bool]) -> Any:
 
 
 def _load_for_cpu(graph: Any, constants: Any) -> None:
-    """The part of that which C++ needs, without what compiles: importing it takes half a second."""
+    """Load the C++ code only, without importing the compiler, which takes half a second."""
     from torch._dynamo.utils import counters
 
     with light_imports():

@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): what is asked of symbols, and whether the answer changes anything."""
+"""Private names of torch (2.13): avoid guards on symbols that do not affect the result of a computation."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fxshard._torch_compat.symbols import expression, is_symbolic, refusing_guards, surely, symbolic_kernels
 
 MOST = 16
-"""Ways through a computation that are followed, one for each sequence of answers."""
+"""The most paths through a computation that are tried, one per sequence of answers."""
 
 Answers = dict[sympy.Basic, bool]
 FAKES_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 class _NoCondition(Exception):
-    """A number is asked for, which has too many answers to try."""
+    """A number is requested, which has too many possible values to try."""
 
 
 def without_needless_guards(mode: Any, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives of the fakes of ``mode``; of what it asks of their symbols only that is noted whose answer changes it."""
+    """The result of ``make`` on fakes of ``mode``, with guards only where the answer to a condition on symbols changes the result."""
     same = whatever_the_answers(mode.shape_env, mode, make)
     return same[0] if same else make()
 
 
 def run_on_symbols(env: ShapeEnv, run: Callable[[], Any]) -> Any:
-    """What ``run`` gives by the kernels that a device would run; where one of them reads a symbol of ``env`` as a number, by those written
-    in Python, which need not share memory where they do."""
+    """The result of ``run`` with the kernels that a device would use; or, if one of these needs a symbol of ``env`` as a number, with those
+    written in Python, whose results may alias differently."""
     if not env.backed_var_to_val:
         return run()
     try:
@@ -45,7 +45,7 @@ def run_on_symbols(env: ShapeEnv, run: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _quiet_fakes() -> Iterator[None]:
-    """Torch logs what a kernel raises on fakes as an error, also where that is only tried."""
+    """Suppress torch's error logs for kernels that raise on fakes, here in attempts."""
     before, FAKES_LOG.disabled = FAKES_LOG.disabled, True
     try:
         yield
@@ -54,12 +54,11 @@ def _quiet_fakes() -> Iterator[None]:
 
 
 def whatever_the_answers(env: ShapeEnv, mode: Any, make: Callable[[], Any]) -> tuple[Any, ...]:
-    """(what ``make`` gives,) where that is the same whatever the symbols of ``env`` are: each question that these do not settle is
-    answered both ways, and under ``oblivious`` nothing is noted. Nothing where it differs, fails for an answer, or asks too much: then
-    what is asked counts.
+    """(the result of ``make``,) if it is the same for all values of the symbols of ``env``: each undecided condition is answered both ways,
+    and under ``oblivious`` no guard is added. () if results differ, an answer raises, or there are too many paths: guards are then needed.
 
-    Strides of what has no elements by an answer are no difference. ``mode``: the fakes' mode, whose cache is to know nothing of answers
-    that were only tried.
+    Strides of results that an answer makes empty are not compared. ``mode``: the fakes' mode; its cache is disabled, so that it keeps no
+    results of answers that were only tried.
     """
     ways: list[Answers] = [{}]
     found: list[tuple[Any, Answers]] = []
@@ -86,7 +85,7 @@ def whatever_the_answers(env: ShapeEnv, mode: Any, make: Callable[[], Any]) -> t
 
 @contextlib.contextmanager
 def _answering(env: ShapeEnv, answers: Answers) -> Iterator[None]:
-    """While it lasts, what ``env`` would note is answered by ``answers``, or as in the example, which is then added to them."""
+    """Within it, conditions that ``env`` would guard on are answered from ``answers``; new ones as in the example, and added to them."""
     real, before = env.evaluate_expr, vars(env).get("evaluate_expr")
 
     def evaluate(expr: sympy.Basic, hint: Any = None, *args: Any, fallback_value: Any = None, **options: Any) -> Any:
@@ -109,7 +108,7 @@ def _answering(env: ShapeEnv, answers: Answers) -> Iterator[None]:
 
 
 def _alike(one: Any, other: Any, answers: Answers) -> bool:
-    """Whether two results of an operator have the same dtypes, shapes and strides, for all sizes; ``answers`` gave the other."""
+    """Whether two results of an operator have the same dtypes, shapes and strides for all sizes; ``answers`` led to ``other``."""
     if isinstance(one, (tuple, list)):
         return type(one) is type(other) and len(one) == len(other) and all(_alike(a, b, answers) for a, b in zip(one, other, strict=True))
     if not isinstance(one, torch.Tensor):
@@ -123,7 +122,7 @@ def _alike(one: Any, other: Any, answers: Answers) -> bool:
 
 
 def _is_empty(value: torch.Tensor, answers: Answers) -> bool:
-    """Whether the tensor has no elements by the answers."""
+    """Whether the answers imply that the tensor has no elements."""
     if not is_symbolic(value.numel()):
         return False
     count = expression(value.numel())
