@@ -219,7 +219,7 @@ class _Same:
 
 
 def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources: Any, result: Any) -> Traced:
-    from torch._dynamo.variables.invoke_subgraph import InputFingerprint, InputTag, build_reuse_condition
+    from torch._dynamo.variables.invoke_subgraph import InputFingerprint, build_reuse_condition, classify_vt
 
     key, tensors = given
     if self.source is None:
@@ -228,7 +228,7 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
     look = _look([result], outputs, numbers=False)
     metas = [o.as_proxy().node.meta["example_value"] for o in outputs]
     try:
-        condition = build_reuse_condition(tx, InputFingerprint([(InputTag.MODULE, self)], [self.source]), sources)
+        condition = build_reuse_condition(tx, InputFingerprint([(classify_vt(self), self)], [self.source]), sources)
     except Exception as error:
         raise Unlike(str(error)) from None
     one = Traced(name, [t.as_proxy().node for t in tensors], nodes, [o.as_proxy().node for o in outputs])

@@ -67,6 +67,8 @@ def _described(call: LocalMapCall) -> tuple[Any, Any]:
     if call.inputs is None or call.device_mesh is None:
         what = "in_placements" if call.inputs is None else "device_mesh"
         raise TraceError(f"a local_map region does not say its {what}", remedy=f"give local_map {what}=")
+    if call.spmd_types:
+        raise TraceError("a local_map region asks for spmd_types, which are not checked here", remedy="leave spmd_types= out")
     mesh = call.device_mesh
     axes = ",".join(f"{name}={size}" for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
     if not mesh.mesh_dim_names:

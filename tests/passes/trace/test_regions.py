@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -133,6 +134,15 @@ def test_refused(said: str, mesh: DeviceMesh) -> None:
     x = real(7 if said.startswith("has 7") else 8, 6)
     with pytest.raises(TraceError, match=re.escape(said)) as error:
         fxshard.plan(REFUSED[said](mesh), (x,), TWO)
+    assert error.value.remedy and error.value.where and __file__ in error.value.where
+
+
+@pytest.mark.skipif("spmd_types" not in inspect.signature(local_map).parameters, reason="torch 2.14 has this option")
+def test_a_check_of_types_is_refused(mesh: DeviceMesh) -> None:
+    checked: Any = {"spmd_types": True}
+    model = Region(local_map(product, CUT, (CUT, WHOLE), device_mesh=mesh["a"], **checked))
+    with pytest.raises(TraceError, match="asks for spmd_types") as error:
+        fxshard.plan(model, (real(8, 6),), TWO)
     assert error.value.remedy and error.value.where and __file__ in error.value.where
 
 
