@@ -413,8 +413,8 @@ PASSES: tuple[Mechanism, ...] = (
         "pieces before",
         "lower",
         "cut what makes what is sent as well as what reads it",
-        {f"{AFTER}.chunk.makers": lambda *given: {}},
-        ("passes/after_lowering/cut_candidates.py:makers",),
+        {f"{AFTER}.chunk.producers": lambda *given: {}},
+        ("passes/after_lowering/cut_candidates.py:producers",),
     ),
 )
 
