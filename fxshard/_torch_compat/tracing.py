@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch
 from torch._functorch._aot_autograd import descriptors
+from torch._native import registry
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fxshard._torch_compat.inductor.code_cache import torch_sources
 
-OVERRIDDEN = frozenset(("aten/_foreach_mm/CUDA", "aten/linalg_lu_solve.out/MPS"))
-"""Kernels, besides those for the meta device, that torch itself registers for its operators from Python."""
+OVERRIDDEN = frozenset(("aten/linalg_lu_solve.out/MPS", "aten/to_dense/PythonTLSSnapshot", "aten/to_dense/FuncTorchDynamicLayerFrontMode"))
+"""Kernels that torch registers for its operators from Python, besides those for the meta device and those in its own registry."""
 SDP = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
 DEVICES = ("cpu", "cuda")
 
@@ -44,7 +45,8 @@ def tracing_state() -> list[Any] | None:
 
 def _overridden() -> bool:
     """Whether a library registered its own kernels for aten operators."""
-    return any(one.startswith("aten/") and not one.endswith("/Meta") and one not in OVERRIDDEN for one in torch.library._impls)
+    known = OVERRIDDEN.union(f"aten/{name}/{key}" for name, key in registry._aten_override_libs)
+    return any(one.startswith("aten/") and not one.endswith("/Meta") and one not in known for one in torch.library._impls)
 
 
 @lru_cache(maxsize=1)
