@@ -16,12 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import parse_mesh
-from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.program.sharded_program import is_wait
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.ranks.record import in_order_of_issue, record_collectives
 from fxshard.runtime.simulate.simulate import simulate_program
@@ -118,13 +116,9 @@ def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
 def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     """This process is one of the ranks; what it issues is what the program says, one for one. The first rank plans for all."""
     mesh = parse_mesh(case.mesh)
-    found: list[Any] = [None, None]
-    if dist.get_rank() == 0:
-        graph = trace(model, args, kwargs)
-        plan = plan_of(case, graph)
-        found = [plan.to_json(), unread(graph, plan)]
+    found = [plan_of(case, trace(model, args, kwargs)).to_json() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(found)
-    plan, dropped = ShardingPlan.from_json(found[0]), found[1]
+    plan = ShardingPlan.from_json(found[0])
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names)
     parallelize(model, args, device_mesh, plan, example_kwargs=kwargs, compiler=case.compiler)
     with record_collectives() as issued:
@@ -135,15 +129,8 @@ def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     differing = [pair for pair in zip(ran, predicted * STEPS, strict=False) if pair[0] != pair[1]]
     assert ran == predicted * STEPS, f"{len(ran)} ran, {STEPS} x {len(predicted)} predicted: {differing[:3]}"
     served = [pair for c in program.collectives for pair in c.serves]
-    assert len({*served}) == len(served) == len(plan.collectives) - dropped
+    assert len({*served}) == len(served) == len(plan.collectives)
     return Trained(trained.losses, {n: p.full_tensor() for n, p in trained.parameters.items() if isinstance(p, DTensor)})
-
-
-def unread(graph: PlanningGraph, plan: ShardingPlan) -> int:
-    """How many of a plan's collectives nobody reads: a random plan may move what an operator's local form has no use for."""
-    lowered = lower_plan(graph, plan, without=list(OPTIMISATIONS))
-    (first, *_) = lowered.modules.values()
-    return sum(is_wait(n) and not n.users for n in first.graph.nodes)
 
 
 def _train(case: Case, model: nn.Module, call: Callable[[], Any]) -> Trained:

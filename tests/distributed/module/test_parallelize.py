@@ -207,7 +207,7 @@ def dumps() -> None:
     names += ["schedule", "chunk", "bucket", "bind", "partition", "merge", "expand_draws", "compile"]
     for program in ("00_train", "01_eval"):
         assert sorted(p.name for p in (folder / "0" / program).iterdir()) == [f"{i:02d}_{n}.txt" for i, n in enumerate(names)]
-    assert "\nbackward\n" in (folder / "0" / "00_train" / "12_partition.txt").read_text()
+    assert "\nbackward\n" in (folder / "0" / "00_train" / "11_partition.txt").read_text()
     assert [p.name for p in (folder / "branch0" / "00_train").iterdir()] == ["00_trace.failed.txt"]
     dist.barrier()
     if dist.get_rank() == 0:

@@ -222,7 +222,7 @@ def test_dump_has_a_folder_for_each_graph(tmp_path: Path) -> None:
     folders = sorted(tmp_path.iterdir())
     assert len(folders) == 2
     for folder in folders:
-        assert {"traced.txt", "06_lower.txt", "15_compile.txt"} <= {file.name for file in folder.iterdir()}
+        assert {"traced.txt", "06_lower.txt", "14_compile.txt"} <= {file.name for file in folder.iterdir()}
 
 
 def test_weights_on_meta_are_refused() -> None:
