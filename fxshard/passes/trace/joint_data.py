@@ -105,7 +105,10 @@ def _operator_named(name: str) -> Any:
     namespace, packet, overload = name.removeprefix("torch.ops.").split(".")
     if namespace not in NAMESPACES:
         raise NotData(name)
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    if not isinstance(found, OpOverload):
+        raise NotData(name)
+    return found
 
 
 GETITEM = name_of_function(operator.getitem)
