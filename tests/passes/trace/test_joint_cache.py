@@ -36,6 +36,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(autouse=True)
+def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rules and kernels that other tests have given to operators in this process."""
+    monkeypatch.setattr(disk_cache, "all_user_rules", dict)
+    known = tracing.OVERRIDDEN.union(f"aten/{name}/{key}" for name, key in tracing.registry._aten_override_libs)
+    own = {one for one in torch.library._impls if not one.startswith("aten/") or one.endswith("/Meta") or one in known}
+    monkeypatch.setattr(torch.library, "_impls", own)
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each joint graph that AOTAutograd makes."""
