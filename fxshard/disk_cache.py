@@ -1,8 +1,8 @@
-"""Folders and names of files that save a later process work: solved plans, joint graphs, names of compiled code.
+"""Files that save work in later processes: solved plans, joint graphs, keys of compiled code.
 
-Each file is named by a digest of all that decides what is in it, the code of fxshard, the version of torch and the rules that the user
-gave included: whoever changes any of these looks for another file. Several ranks and jobs may share a folder: files appear whole, and all
-who write one write the same.
+A file's name contains a digest of everything its contents depend on, including the code of fxshard, the version of torch and the user's
+rules, so a change of any of these leads to another file. Several ranks and jobs may share the folder: files are written atomically, and
+all writers of one file write the same contents.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fxshard.strategies.engine.user_rules import all_user_rules
 log = logging.getLogger("fxshard")
 
 SWITCH, FOLDER = "FXSHARD_CACHE", "FXSHARD_CACHE_DIR"
-"""Environment: "0" for no cache, and where it is."""
+"""Environment variables: "0" switches the cache off; the folder of the cache."""
 
-KEPT = 200
-"""Files of a kind that a folder holds; those that were not used for longest go first."""
+MAX_FILES = 200
+"""Number of files of each kind in the folder; the least recently used are deleted."""
 
-UNIMPORTANT = "user_text"
-"""The field that holds how the user put a constraint, which decides nothing."""
+IGNORED_FIELD = "user_text"
+"""The field of a constraint with the user's wording, on which no plan depends."""
 
 
 def folder() -> Path | None:
-    """Where plans are kept: FXSHARD_CACHE_DIR, or ``fxshard`` in the user's cache folder; None where FXSHARD_CACHE is 0."""
+    """The folder of the cache: FXSHARD_CACHE_DIR, or ``fxshard`` in the user's cache folder; None if FXSHARD_CACHE is 0."""
     switch = os.environ.get(SWITCH, "1").strip().lower()
     if switch in ("0", "false", "off", "no"):
         return None
@@ -55,7 +55,7 @@ def folder() -> Path | None:
 
 
 def file_for(kind: str, **asked: Any) -> Path | None:
-    """The file of this kind (``plan-v4``) for what is asked; None where there is no cache, or something asked has no text of its own."""
+    """The file of a kind (``plan-v4``) whose contents depend on ``asked``; None without a cache, or if ``asked`` has no text form."""
     place = folder()
     if place is None:
         return None
@@ -75,17 +75,17 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("numpy", "numba", "highspy")}
 
 
-def touch(path: Path) -> None:
-    """A file of the cache was used."""
+def mark_used(path: Path) -> None:
+    """Marks a file as just used."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
-def forget(place: Path, names: str) -> None:
-    """Deletes the files of these names beyond ``KEPT``."""
+def evict(place: Path, names: str) -> None:
+    """Deletes the files of these names beyond ``MAX_FILES``."""
     with contextlib.suppress(OSError):  # another process may do the same
         found = sorted(place.glob(names), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in found[KEPT:]:
+        for file in found[MAX_FILES:]:
             file.unlink()
 
 
@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [
             type(value).__name__,
-            *([f.name, _plain(getattr(value, f.name))] for f in dataclasses.fields(value) if f.name != UNIMPORTANT),
+            *([f.name, _plain(getattr(value, f.name))] for f in dataclasses.fields(value) if f.name != IGNORED_FIELD),
         ]
     if isinstance(value, Mapping):
         return ["mapping", *sorted(([_plain(k), _plain(v)] for k, v in value.items()), key=repr)]

@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fxshard._torch_compat.inductor.code_cache import torch_sources
 
-OVERRIDDEN = frozenset(("aten/linalg_lu_solve.out/MPS", "aten/to_dense/PythonTLSSnapshot", "aten/to_dense/FuncTorchDynamicLayerFrontMode"))
+TORCH_OWN_KERNELS = frozenset(
+    ("aten/linalg_lu_solve.out/MPS", "aten/to_dense/PythonTLSSnapshot", "aten/to_dense/FuncTorchDynamicLayerFrontMode")
+)
 """Kernels that torch registers for its operators from Python, besides those for the meta device and those in its own registry."""
 SDP = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
 DEVICES = ("cpu", "cuda")
@@ -27,7 +29,7 @@ def tracing_state() -> list[Any] | None:
     None if something without a text form is active: a mode, hooks on saved tensors, kernels that a library registered for aten operators.
     """
     modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
-    if modes or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or _overridden():
+    if modes or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or _has_user_kernels():
         return None
     settings = repr(sorted(functorch.save_config_portable(ignore_private_configs=False, readonly_values=True).items()))
     if " at 0x" in settings:
@@ -43,30 +45,30 @@ def tracing_state() -> list[Any] | None:
     return [settings, repr(state), *torch_sources()]
 
 
-def _overridden() -> bool:
+def _has_user_kernels() -> bool:
     """Whether a library registered its own kernels for aten operators."""
-    known = OVERRIDDEN.union(f"aten/{name}/{key}" for name, key in registry._aten_override_libs)
+    known = TORCH_OWN_KERNELS.union(f"aten/{name}/{key}" for name, key in registry._aten_override_libs)
     return any(one.startswith("aten/") and not one.endswith("/Meta") and one not in known for one in torch.library._impls)
 
 
 @lru_cache(maxsize=1)
-def _end_types() -> dict[str, type]:
+def _descriptor_types() -> dict[str, type]:
     found = {name: one for name, one in vars(descriptors).items() if isinstance(one, type) and dataclasses.is_dataclass(one)}
     return {name: one for name, one in found.items() if issubclass(one, (descriptors.AOTInput, descriptors.AOTOutput))}
 
 
-def end_as_data(end: Any) -> dict[str, Any] | None:
+def descriptor_to_json(end: Any) -> dict[str, Any] | None:
     """AOTAutograd's description of an input or output as plain data; None for any other object."""
-    if not dataclasses.is_dataclass(end) or _end_types().get(type(end).__name__) is not type(end):
+    if not dataclasses.is_dataclass(end) or _descriptor_types().get(type(end).__name__) is not type(end):
         return None
     return {"end": type(end).__name__, **{one.name: _part(getattr(end, one.name)) for one in dataclasses.fields(end)}}
 
 
 def _part(value: Any) -> Any:
-    return value if isinstance(value, (str, int)) else end_as_data(value)
+    return value if isinstance(value, (str, int)) else descriptor_to_json(value)
 
 
-def end_of_data(data: dict[str, Any]) -> Any:
+def descriptor_from_json(data: dict[str, Any]) -> Any:
     """The inverse of ``end_as_data``; raises KeyError or TypeError for other data."""
-    fields = {name: end_of_data(one) if isinstance(one, dict) else one for name, one in data.items() if name != "end"}
-    return _end_types()[data["end"]](**fields)
+    fields = {name: descriptor_from_json(one) if isinstance(one, dict) else one for name, one in data.items() if name != "end"}
+    return _descriptor_types()[data["end"]](**fields)

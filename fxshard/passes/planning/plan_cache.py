@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from fxshard.disk_cache import FOLDER, SWITCH, forget, touch
+from fxshard.disk_cache import FOLDER, SWITCH, evict, mark_used
 from fxshard.errors import FxshardError
 from fxshard.files import make_folder
 from fxshard.plans.plan_data import FORMAT_VERSION
@@ -31,7 +31,7 @@ def read(path: Path) -> ShardingPlan | None:
     except FxshardError as error:
         distrust(path, error)
         return None
-    touch(path)
+    mark_used(path)
     return plan
 
 
@@ -48,4 +48,4 @@ def write(path: Path, plan: ShardingPlan) -> None:
     except FxshardError as error:
         log.warning("the plan is not kept for the next start: %s (%s); set %s to another folder, or %s=0", error.what, path, FOLDER, SWITCH)
         return
-    forget(path.parent, "plan-v*.json")
+    evict(path.parent, "plan-v*.json")

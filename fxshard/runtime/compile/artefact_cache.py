@@ -128,7 +128,7 @@ def write(path: Path, kept: CacheEntry) -> None:
     except FxshardError as error:
         log.warning("where the compiled code is cannot be kept for the next start: %s (%s)", error.what, path)
         return
-    disk_cache.forget(path.parent, "artefact-v*.json")
+    disk_cache.evict(path.parent, "artefact-v*.json")
 
 
 def make_cache_entry(
@@ -161,7 +161,7 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Com
         return None
     if forward is None or (kept.backward and backward is None):
         return None  # Inductor's cache was emptied
-    disk_cache.touch(path)
+    disk_cache.mark_used(path)
     return kept, without_frames(forward), None if backward is None else without_frames(backward)
 
 

@@ -173,7 +173,7 @@ def test_a_place_that_cannot_be_written_is_said(folder: Path, caplog: pytest.Log
 
 
 def test_plans_that_nobody_uses_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_cache, "KEPT", 2)
+    monkeypatch.setattr(disk_cache, "MAX_FILES", 2)
     plan = make(cache=False)
     for number in range(3):
         plan_cache.write(folder / f"plan-v2-{number}.json", plan)
