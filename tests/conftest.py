@@ -40,3 +40,11 @@ def own_rules() -> Iterator[None]:
     registry._RULES.clear()
     registry._RULES.update(before)
     cache_clear()
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a cache of the test's own, which is on."""
+    monkeypatch.setenv("FXSHARD_CACHE", "1")
+    monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"

@@ -207,7 +207,7 @@ def changed_dims(
 
     def history(place: tuple[str, int]) -> tuple[int, ...]:
         path, dim = place
-        return named[path].shape[dim], *(shapes[index[path]][dim] for shapes in seen)  # type: ignore[index]
+        return named[path].shape[dim], *_sizes_before(index[path], dim, seen)
 
     asked = [part for one in asked for part in (_parts(one, history) if seen else [one])]
     taken = {place for one in asked for place in one.places}
@@ -231,14 +231,16 @@ def changed_dims(
     return tuple(found)
 
 
+def _sizes_before(leaf: int, dim: int, seen: Sequence[Shapes]) -> list[int]:
+    """The sizes of a dim of a leaf that is a tensor, as in the current call, in each of the similar calls ``seen``."""
+    return [shape[dim] for shapes in seen if (shape := shapes[leaf]) is not None]
+
+
 def moved_names(dims: Sequence[DynamicDim], named: Mapping[str, Any], seen: Sequence[Shapes]) -> set[str]:
     """The names of those ``dims`` of a call of the leaves ``named`` that had another size in ``seen``, shapes of similar calls."""
     index = {path: i for i, path in enumerate(named)}
     return {
-        one.name
-        for one in dims
-        for path, dim in one.places
-        if any(shapes[index[path]][dim] != one.example for shapes in seen)  # type: ignore[index]
+        one.name for one in dims for path, dim in one.places if any(size != one.example for size in _sizes_before(index[path], dim, seen))
     }
 
 

@@ -24,13 +24,6 @@ MESH = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FXSHARD_CACHE", "1")
-    monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry a solve."""
     counted: list[int] = []
@@ -44,9 +37,9 @@ def make(model: nn.Module | None = None, mesh: fxshard.Mesh = MESH, rows: int = 
     return fxshard.plan(model, (torch.ones(rows, 4),), mesh, **options)
 
 
-def test_a_restart_does_not_plan_again(folder: Path, solves: list[int]) -> None:
+def test_a_restart_does_not_plan_again(cache_folder: Path, solves: list[int]) -> None:
     first = make()
-    (file,) = folder.glob("plan-*")
+    (file,) = cache_folder.glob("plan-*")
     assert first.origin is not None and first.origin.cached is None and len(solves) == 1
     again = make()
     assert again.to_json() == first.to_json() and again.lines == first.lines and len(solves) == 1
@@ -76,24 +69,24 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-def test_each_thing_that_decides_a_plan_makes_it_another(folder: Path, solves: list[int]) -> None:
+def test_each_thing_that_decides_a_plan_makes_it_another(cache_folder: Path, solves: list[int]) -> None:
     make()
     for number, other in enumerate(OTHERS):
         make(**other)
         assert len(solves) == number + 2, other
-        assert len(list(folder.glob("plan-*"))) == number + 2
+        assert len(list(cache_folder.glob("plan-*"))) == number + 2
     for other in ({}, OTHERS[5], OTHERS[8]):
         make(**other)
     assert len(solves) == len(OTHERS) + 1
 
 
-def test_how_a_pin_is_written_does_not_matter(folder: Path, solves: list[int]) -> None:
+def test_how_a_pin_is_written_does_not_matter(cache_folder: Path, solves: list[int]) -> None:
     make(pins={"0.weight": "RS(0)"})
     make(pins={"0.w*": {"dp": fxshard.Layout.parse("R")[0], "tp": fxshard.Layout.parse("S(0)")[0]}})
     assert len(solves) == 1
 
 
-def test_rules_code_and_versions_decide_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_code_and_versions_decide_too(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {disk_cache.file_for(plan_cache.KIND, graph="g")}
     for owner, name, value in (
         (disk_cache, "all_user_rules", lambda: {"mylib.op": "a -> a"}),
@@ -105,14 +98,14 @@ def test_rules_code_and_versions_decide_too(folder: Path, monkeypatch: pytest.Mo
             names.add(disk_cache.file_for(plan_cache.KIND, graph="g"))
     monkeypatch.setattr(torch, "__version__", "9.9")
     names.add(disk_cache.file_for(plan_cache.KIND, graph="g"))
-    assert len(names) == 5 and all(name is not None and name.parent == folder for name in names)
+    assert len(names) == 5 and all(name is not None and name.parent == cache_folder for name in names)
     assert disk_cache.file_for(plan_cache.KIND, graph=lambda: None) is None, "what has no text of its own is not looked up"
 
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "newer", "illegal", "changed", "unsealed"])
-def test_a_bad_file_is_said_and_replaced(folder: Path, solves: list[int], caplog: pytest.LogCaptureFixture, damage: str) -> None:
+def test_a_bad_file_is_said_and_replaced(cache_folder: Path, solves: list[int], caplog: pytest.LogCaptureFixture, damage: str) -> None:
     plan = make()
-    (file,) = folder.glob("plan-*")
+    (file,) = cache_folder.glob("plan-*")
     data = json.loads(file.read_text())
     if damage == "illegal":
         next(n for n in data["nodes"] if n["name"] == "relu")["outputs"] = ["PP"]
@@ -125,11 +118,11 @@ def test_a_bad_file_is_said_and_replaced(folder: Path, solves: list[int], caplog
     assert ShardingPlan.load(file) == plan and make() == plan and len(solves) == 2
 
 
-def test_it_can_be_switched_off(folder: Path, solves: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_switched_off(cache_folder: Path, solves: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     make(cache=False)
     monkeypatch.setenv("FXSHARD_CACHE", "0")
     make()
-    assert len(solves) == 2 and not folder.exists()
+    assert len(solves) == 2 and not cache_folder.exists()
     monkeypatch.setenv("FXSHARD_CACHE", "perhaps")
     with pytest.raises(OptionError, match="FXSHARD_CACHE='perhaps'"):
         make()
@@ -145,13 +138,13 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert disk_cache.folder() == tmp_path / ".cache" / "fxshard"
 
 
-def test_dumped_stages_all_run(folder: Path, solves: list[int], tmp_path: Path) -> None:
+def test_dumped_stages_all_run(cache_folder: Path, solves: list[int], tmp_path: Path) -> None:
     make()
     make(dump=tmp_path / "dump")
     assert len(solves) == 2 and (tmp_path / "dump" / "04_choose.txt").exists()
 
 
-def test_a_plan_that_time_cut_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_time_cut_is_not_kept(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = choose.decide
 
     def cut(*args: Any) -> ShardingPlan:
@@ -160,24 +153,24 @@ def test_a_plan_that_time_cut_is_not_kept(folder: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(choose, "decide", cut)
     make(time_limit=50.0)
-    assert not list(folder.glob("plan-*"))
+    assert not list(cache_folder.glob("plan-*"))
     make()  # cut by counted work, which is the same at any time
-    assert len(list(folder.glob("plan-*"))) == 1
+    assert len(list(cache_folder.glob("plan-*"))) == 1
 
 
-def test_a_place_that_cannot_be_written_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder.write_text("a file stands here")
+def test_a_place_that_cannot_be_written_is_said(cache_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache_folder.write_text("a file stands here")
     with caplog.at_level(logging.WARNING, "fxshard"):
         make()
     assert "not kept for the next start" in caplog.text and "FXSHARD_CACHE_DIR" in caplog.text
 
 
-def test_plans_that_nobody_uses_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_that_nobody_uses_go(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "MAX_FILES", 2)
     plan = make(cache=False)
     for number in range(3):
-        plan_cache.write(folder / f"plan-v2-{number}.json", plan)
-        os.utime(folder / f"plan-v2-{number}.json", (number, number))
+        plan_cache.write(cache_folder / f"plan-v2-{number}.json", plan)
+        os.utime(cache_folder / f"plan-v2-{number}.json", (number, number))
         if number == 1:
-            assert plan_cache.read(folder / "plan-v2-0.json") == plan  # used, so that it stays
-    assert sorted(f.name for f in folder.iterdir()) == ["plan-v2-0.json", "plan-v2-2.json"]
+            assert plan_cache.read(cache_folder / "plan-v2-0.json") == plan  # used, so that it stays
+    assert sorted(f.name for f in cache_folder.iterdir()) == ["plan-v2-0.json", "plan-v2-2.json"]

@@ -29,13 +29,6 @@ SEPARATE = ("val", "seq_nr", "tensor_meta", "original_aten", "eager_input_vals",
 STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FXSHARD_CACHE", "1")
-    monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.fixture(autouse=True)
 def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rules and kernels that other tests have given to operators in this process."""
@@ -97,22 +90,22 @@ def assert_equal(a: PlanningGraph, b: PlanningGraph) -> None:
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", ["mlp", "llama", "gpt2", "bert", "cnn", "vit"])
-def test_the_graph_from_a_file_is_the_one_traced(name: str, train: bool, folder: Path, made: list[int]) -> None:
+def test_the_graph_from_a_file_is_the_one_traced(name: str, train: bool, cache_folder: Path, made: list[int]) -> None:
     model, args, kwargs = make(name)
     traced = trace(model, args, kwargs, train=train)
     kept = trace(model, args, kwargs, train=train, cache=True)
-    assert len(made) == 2 and len(list(folder.glob("joint-*"))) == 1
+    assert len(made) == 2 and len(list(cache_folder.glob("joint-*"))) == 1
     found = trace(model, args, kwargs, train=train, cache=True)
     assert len(made) == 2, "the third graph is from the file"
     assert_equal(kept, traced)
     assert_equal(found, traced)
 
 
-def test_without_a_cache_nothing_is_kept(folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_nothing_is_kept(cache_folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     trace(Net(), rows())
     monkeypatch.setenv("FXSHARD_CACHE", "0")
     trace(Net(), rows(), cache=True)
-    assert len(made) == 2 and not folder.exists()
+    assert len(made) == 2 and not cache_folder.exists()
 
 
 def frozen() -> Net:
@@ -134,13 +127,13 @@ OTHERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_graph_is_traced(name: str, folder: Path, made: list[int]) -> None:
+def test_another_graph_is_traced(name: str, cache_folder: Path, made: list[int]) -> None:
     trace(Net(), rows(), cache=True)
     OTHERS[name]()
     assert len(made) == 2, name
 
 
-def test_tied_weights_are_another_graph(folder: Path, made: list[int]) -> None:
+def test_tied_weights_are_another_graph(cache_folder: Path, made: list[int]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     trace(model, rows(), cache=True)
     model[1].weight = model[0].weight
@@ -166,7 +159,7 @@ def other_default() -> Iterator[None]:
     ],
     ids=["autocast", "default dtype", "kernels of attention"],
 )
-def test_in_another_state_of_torch_it_is_traced(state: Callable[[], Any], folder: Path, made: list[int]) -> None:
+def test_in_another_state_of_torch_it_is_traced(state: Callable[[], Any], cache_folder: Path, made: list[int]) -> None:
     model, x = Net(), rows()
     trace(model, x, cache=True)
     with state():
@@ -186,7 +179,7 @@ def test_in_another_state_of_torch_it_is_traced(state: Callable[[], Any], folder
     ],
 )
 def test_with_other_code_it_is_traced(
-    owner: Any, name: str, value: Any, folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, value: Any, cache_folder: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace(Net(), rows(), cache=True)
     monkeypatch.setattr(owner, name, value)
@@ -194,7 +187,7 @@ def test_with_other_code_it_is_traced(
     assert len(made) == 2
 
 
-def test_a_line_that_moves_is_another_graph(folder: Path, made: list[int], tmp_path: Path) -> None:
+def test_a_line_that_moves_is_another_graph(cache_folder: Path, made: list[int], tmp_path: Path) -> None:
     source = "import torch\nclass Moved(torch.nn.Module):\n    def forward(self, x):\n        return x.sin()\n"
     for text in (source, source, f"\n{source}"):
         file = tmp_path / "moved.py"
@@ -230,10 +223,10 @@ UNKNOWN: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_has_no_text_is_traced_each_time(name: str, folder: Path, made: list[int]) -> None:
+def test_what_has_no_text_is_traced_each_time(name: str, cache_folder: Path, made: list[int]) -> None:
     UNKNOWN[name]()
     UNKNOWN[name]()
-    assert len(made) >= 2 and not list(folder.glob("joint-*"))
+    assert len(made) >= 2 and not list(cache_folder.glob("joint-*"))
 
 
 def test_nothing_is_looked_up_where_code_of_the_users_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,10 +268,10 @@ def sealed(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     ids=["a digest", "empty", "cut", "another namespace", "no operator", "no overload", "no end"],
 )
 def test_a_damaged_file_is_said_and_made_again(
-    change: Callable[[bytes], bytes], folder: Path, made: list[int], caplog: pytest.LogCaptureFixture
+    change: Callable[[bytes], bytes], cache_folder: Path, made: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     first = trace(Net(), rows(), cache=True)
-    (file,) = folder.glob("joint-*")
+    (file,) = cache_folder.glob("joint-*")
     right = file.read_bytes()
     file.write_bytes(change(right))
     with caplog.at_level(logging.WARNING, "fxshard"):

@@ -39,14 +39,6 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FXSHARD_CACHE", "1")
-    monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry each time that Inductor is asked for both halves."""
     counted: list[int] = []
@@ -81,25 +73,32 @@ def step(bound: BoundProgram, **options: Any) -> list[torch.Tensor]:
     return [out.detach(), *(x.grad for x in inputs if x.grad is not None)]
 
 
-def test_a_restart_does_not_compile_again(mesh: DeviceMesh, folder: Path, compiled: list[int]) -> None:
+@pytest.fixture
+def cache_folder(cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a cache of Inductor's beside it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    return cache_folder
+
+
+def test_a_restart_does_not_compile_again(mesh: DeviceMesh, cache_folder: Path, compiled: list[int]) -> None:
     bound = bound_program(mesh)
     without = step(bound, cache=False)
-    assert not folder.exists() and len(compiled) == 1
+    assert not cache_folder.exists() and len(compiled) == 1
     first = step(bound)
-    (file,) = folder.iterdir()
+    (file,) = cache_folder.iterdir()
     assert file == artefact_cache.file_for(bound) and len(compiled) == 2
     again = step(bound_program(mesh))
     assert len(compiled) == 2 and len(first) > 2
     for one, two, three in zip(without, first, again, strict=True):
         assert torch.equal(one, two) and torch.equal(two, three)
-    step(bound, dump=folder / "dump")
+    step(bound, dump=cache_folder / "dump")
     assert len(compiled) == 3, "where stages are dumped, all of them run"
 
 
-def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_program(mesh)
     same = artefact_cache.file_for(bound)
-    assert same is not None and same.parent == folder and same == artefact_cache.file_for(bound_program(mesh))
+    assert same is not None and same.parent == cache_folder and same == artefact_cache.file_for(bound_program(mesh))
     others: list[dict[str, Any]] = [{"pin": "S(1)"}, {"pin": "R"}, {"rows": 8}, {"rng": "torch"}]
     others.append({"precision": MixedPrecision(torch.bfloat16)})
     names = {same, *(artefact_cache.file_for(bound_program(mesh, **other)) for other in others)}
@@ -122,7 +121,7 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, folder:
     assert artefact_cache.file_for(bound) == same
 
 
-def test_what_is_not_all_known_is_not_looked_up(mesh: DeviceMesh, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_all_known_is_not_looked_up(mesh: DeviceMesh, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_program(mesh)
     monkeypatch.setitem(decomposition.decompositions, "an operator", test_what_is_not_all_known_is_not_looked_up)
     assert artefact_cache.file_for(bound) is None, "a decomposition of the user's"
@@ -136,7 +135,7 @@ def test_what_is_not_all_known_is_not_looked_up(mesh: DeviceMesh, folder: Path, 
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
         graph = trace(_Twice(), (torch.ones(4, 4),), train=False)
         plan = plan_graph(graph, parse_mesh("tp=2"), Request(cache=False, train=False))
-        monkeypatch.setenv("FXSHARD_CACHE_DIR", str(folder))
+        monkeypatch.setenv("FXSHARD_CACHE_DIR", str(cache_folder))
         monkeypatch.setenv("FXSHARD_CACHE", "1")
         assert artefact_cache.file_for(bound) is not None
         assert artefact_cache.file_for(bind(lower(graph, plan), mesh)) is None, "an operator of the user's"
@@ -149,12 +148,12 @@ class _Twice(nn.Module):
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "changed", "no code", "bad code"])
 def test_damage_is_said_and_made_good(
-    mesh: DeviceMesh, folder: Path, compiled: list[int], damage: str, caplog: pytest.LogCaptureFixture
+    mesh: DeviceMesh, cache_folder: Path, compiled: list[int], damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bound = bound_program(mesh, draws=False)  # which Inductor takes seconds for
     first = step(bound)
-    (file,) = folder.iterdir()
-    text, code = file.read_text(), folder.parent / "inductor" / "fxgraph"
+    (file,) = cache_folder.iterdir()
+    text, code = file.read_text(), cache_folder.parent / "inductor" / "fxgraph"
     texts = {"cut": text[:30], "foreign": "{}", "changed": json.dumps({**json.loads(text), "kept_inputs": [0]})}
     file.write_text(texts.get(damage, text))
     if damage == "no code":

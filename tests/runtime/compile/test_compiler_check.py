@@ -14,11 +14,9 @@ from fxshard.runtime.compile import compiler_check
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FXSHARD_CACHE", "1")
-    monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
+def folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cpp, "question", lambda: ("this machine",))
-    return tmp_path / "cache"
+    return cache_folder
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, answer: bool | Exception = True, cache: bool = True) -> list[str]:
