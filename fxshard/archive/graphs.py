@@ -25,9 +25,9 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import OpOverload, lazy_graph_module, pytree, schema_of
 from fxshard._torch_compat.export_names import export_dtypes, export_memory_formats
-from fxshard._torch_compat.expressions import SIZE_CALLS
-from fxshard._torch_compat.needless_guards import without_needless_guards
-from fxshard._torch_compat.symbols import SYMBOLIC, expression, is_symbolic, oblivious, ranges_of, surely, symbolic_kernels
+from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
+from fxshard._torch_compat.sizes.needless_guards import without_needless_guards
+from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symbolic, oblivious, ranges_of, surely, symbolic_kernels
 from fxshard.archive.sizes import FileSizes, is_number
 from fxshard.errors import FileError
 from fxshard.files import Field, parse_json

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from fxshard._torch_compat import FakeTensorMode
-from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, symbol_of
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, symbol_of
 from fxshard.errors import FileError
 from fxshard.files import Field
 from fxshard.mesh.mesh import Mesh

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree, storage_key
-from fxshard._torch_compat.symbols import evaluated, expression, hint_of
+from fxshard._torch_compat.sizes.symbols import evaluated, expression, hint_of
 from fxshard.cost.liveness import BoundaryValue, Liveness
 from fxshard.graph.planning_graph import plain_shape, source_line
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, are_numbers, expression, hint_of, is_symbolic
+from fxshard._torch_compat.sizes.symbols import SYMBOLIC, are_numbers, expression, hint_of, is_symbolic
 from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, outputs_of, plain_shape, planned_nodes
 from fxshard.graph.targets import name_of
 

@@ -19,7 +19,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.nodes import inputs_of
-from fxshard._torch_compat.symbols import are_numbers, hint_of, is_symbolic, is_unknown
+from fxshard._torch_compat.sizes.symbols import are_numbers, hint_of, is_symbolic, is_unknown
 from fxshard.graph.side_effects import Attribute, SideEffects
 from fxshard.graph.targets import cached_by_target, name_of
 from fxshard.shapes import GraphFamily

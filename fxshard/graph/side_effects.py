@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import nn
 
-from fxshard._torch_compat.symbols import evaluated
+from fxshard._torch_compat.sizes.symbols import evaluated
 from fxshard.graph.objects import Builder, ObjectState, Part, Step
 
 Attribute = tuple[int, str]

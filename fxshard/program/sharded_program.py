@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensorMode, pytree
-from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.mesh.mesh import Mesh

@@ -11,7 +11,7 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.inductor.expression_calls import expression_as_calls
-from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic
+from fxshard._torch_compat.sizes.symbols import expression, hint_of, is_symbolic
 from fxshard.errors import SizesError
 from fxshard.program.sharded_program import ProgramSize
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from fxshard._torch_compat.nodes import in_order
-from fxshard._torch_compat.symbols import expression, is_symbolic, surely
+from fxshard._torch_compat.sizes.symbols import expression, is_symbolic, surely
 from fxshard.errors import PlanError
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, example_shape, plain_shape
 from fxshard.layout.layouts import Layout, local_shape

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import Dim
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import marked_dims
+from fxshard._torch_compat.sizes.symbols import marked_dims
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.shapes.arguments import Arguments
 

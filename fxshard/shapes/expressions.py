@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from fxshard._torch_compat.expressions import FUNCTIONS, WHOLE
+from fxshard._torch_compat.sizes.expressions import FUNCTIONS, WHOLE
 from fxshard.errors import FileError
 
 MAX_TEXT, MAX_DEPTH, MAX_CALLS, MAX_ARGUMENTS = 50_000, 60, 2_000, 64

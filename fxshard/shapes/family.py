@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, SymbolEnv, evaluated, expression, hint_of, plain
+from fxshard._torch_compat.sizes.symbols import SYMBOLIC, SymbolEnv, evaluated, expression, hint_of, plain
 from fxshard.shapes.dims import DynamicDim
 from fxshard.shapes.guards import Guard
 

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from fxshard._torch_compat.symbols import evaluated, expression, noted_guards, symbol_of
+from fxshard._torch_compat.sizes.symbols import evaluated, expression, noted_guards, symbol_of
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from fxshard._torch_compat.symbols import evaluated, expression, is_symbolic
+from fxshard._torch_compat.sizes.symbols import evaluated, expression, is_symbolic
 from fxshard.errors import SizesError
 
 Cuts = Iterable[tuple[Any, int]]

@@ -13,7 +13,7 @@ from torch._subclasses import fake_impls
 from torch.fx.experimental.sym_node import SymNode
 
 from fxshard._torch_compat.inductor import inductor
-from fxshard._torch_compat.symbols import SymbolEnv, oblivious
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, oblivious
 
 REPLACED: list[tuple[Any, str]] = [(SymNode, "has_hint"), (fake_impls, "_compute_stride"), (ir, "argsort_sym")]
 

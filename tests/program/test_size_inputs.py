@@ -7,9 +7,9 @@ import sympy
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from fxshard._torch_compat.expressions import FUNCTIONS as OF
 from fxshard._torch_compat.inductor.expression_calls import expression_as_calls
-from fxshard._torch_compat.symbols import evaluated
+from fxshard._torch_compat.sizes.expressions import FUNCTIONS as OF
+from fxshard._torch_compat.sizes.symbols import evaluated
 
 N = sympy.Symbol("n", integer=True, positive=True)
 HALF = OF["IntTrueDiv"](N, 2)

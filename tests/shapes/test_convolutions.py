@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from fxshard._torch_compat.symbols import SymbolEnv, oblivious
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, oblivious
 
 CONVOLUTION = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
 

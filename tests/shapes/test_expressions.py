@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard._torch_compat.symbols import SymbolEnv, evaluated, expression, symbol_of
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, symbol_of
 from fxshard.errors import FileError
 from fxshard.layout.layouts import nested_chunk
 from fxshard.shapes.expressions import MAX_ARGUMENTS, MAX_TEXT, from_text, to_text

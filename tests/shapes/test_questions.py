@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from fxshard._torch_compat.needless_guards import whatever_the_answers
-from fxshard._torch_compat.symbols import SymbolEnv, expression, oblivious, symbolic_kernels
+from fxshard._torch_compat.sizes.needless_guards import whatever_the_answers
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, expression, oblivious, symbolic_kernels
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxshard._torch_compat.symbols import SymbolEnv, surely, symbol_of
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, surely, symbol_of
 from fxshard.errors import SizesError
 from fxshard.layout.layouts import chunk, nested_chunk
 from fxshard.shapes import guards_of, units_of

@@ -23,7 +23,7 @@ def accepted(root: Path, name: str, text: str) -> bool:
     [
         ("layout/layouts.py", "from fxshard.errors import LayoutError", "from fxshard.plans.plan_data import OpSpec"),
         ("errors.py", "import re", "import fxshard._torch_compat"),
-        ("_torch_compat/symbols.py", "from fxshard import errors", "from fxshard import layout"),
+        ("_torch_compat/sizes/symbols.py", "from fxshard import errors", "from fxshard import layout"),
         ("layout/redistribution.py", "from fxshard.mesh.mesh import Mesh", "from fxshard.plans.sharding_plan import ShardingPlan"),
         ("plans/plan_data.py", "from fxshard.layout import redistribution", "from fxshard.program.sharded_program import ShardedProgram"),
         ("ops/random.py", "from fxshard.errors import FxshardError", "from fxshard.plans.plan_data import OpSpec"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat.symbols import expression, plain
+from fxshard._torch_compat.sizes.symbols import expression, plain
 
 
 @dataclass

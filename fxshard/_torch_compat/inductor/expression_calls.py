@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from fxshard._torch_compat.expressions import divided
+from fxshard._torch_compat.sizes.expressions import divided
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from fxshard._torch_compat.inductor import pack
 from fxshard._torch_compat.inductor.joined_kernels import joined_kernels
-from fxshard._torch_compat.symbols import ONE_THREAD, GuardRefused, refusing_guards
+from fxshard._torch_compat.sizes.symbols import ONE_THREAD, GuardRefused, refusing_guards
 
 if TYPE_CHECKING:
     from torch import fx

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from fxshard._torch_compat.symbols import oblivious
+from fxshard._torch_compat.sizes.symbols import oblivious
 from fxshard.cost.liveness import BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.errors import OptionError, a_kind, closest

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_env_of
+from fxshard._torch_compat.sizes.symbols import GuardRefused, refusing_guards, shape_env_of
 from fxshard.errors import RuleError, SizesError
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor, pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, evaluated, expression
+from fxshard._torch_compat.sizes.symbols import SYMBOLIC, evaluated, expression
 from fxshard.cost.timeline import bytes_sent
 from fxshard.errors import SizesError
 from fxshard.graph.planning_graph import source_line

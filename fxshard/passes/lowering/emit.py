@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.distributed.tensor import Partial, Shard
 
-from fxshard._torch_compat.symbols import surely
+from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.layout.layouts import Layout, ceil_shape, chunk
 from fxshard.layout.redistribution import LOCAL_STEPS, Step, exchange_shape
 from fxshard.mesh.mesh import Mesh

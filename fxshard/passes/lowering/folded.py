@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.distributed.tensor import Partial
 
-from fxshard._torch_compat.symbols import is_symbolic, surely
+from fxshard._torch_compat.sizes.symbols import is_symbolic, surely
 from fxshard.layout.layouts import Layout, ceil_shape, chunk, folded_piece_size, local_shape, sharded_dim
 from fxshard.layout.steps import Step, exchange_shape
 from fxshard.mesh.mesh import Mesh

@@ -20,7 +20,7 @@ from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import FakeTensorMode
-from fxshard._torch_compat.symbols import SymbolEnv, are_numbers, is_symbolic, noting_lines, oblivious, plain, surely
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, are_numbers, is_symbolic, noting_lines, oblivious, plain, surely
 from fxshard.errors import PlanError
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat.symbols import is_symbolic, surely
+from fxshard._torch_compat.sizes.symbols import is_symbolic, surely
 from fxshard.layout.layouts import chunk, chunk_lengths
 from fxshard.passes.lowering.local_graph import LocalGraph
 

@@ -34,7 +34,7 @@ from fxshard._torch_compat.dynamo.capture import without_code, without_guards, w
 from fxshard._torch_compat.dynamo.functions import all_functions
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard._torch_compat.dynamo.kernels import kernels_captured
-from fxshard._torch_compat.symbols import is_symbolic
+from fxshard._torch_compat.sizes.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
 from fxshard.graph.objects import OutcomeSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed

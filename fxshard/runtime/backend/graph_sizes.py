@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat.symbols import bounds_of, expression
+from fxshard._torch_compat.sizes.symbols import bounds_of, expression
 from fxshard.shapes import DynamicDim
 
 

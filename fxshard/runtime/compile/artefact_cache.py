@@ -22,10 +22,10 @@ from torch import fx
 
 from fxshard import disk_cache
 from fxshard._torch_compat import OpOverload, pytree
-from fxshard._torch_compat.expressions import SIZE_CALLS
 from fxshard._torch_compat.inductor.code_cache import condition_of, key_of, load_compiled, settings_of_inductor
 from fxshard._torch_compat.inductor.inductor import Compiled, without_frames
-from fxshard._torch_compat.symbols import SYMBOLIC, expression, is_symbolic
+from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
+from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symbolic
 from fxshard.archive.sizes import read_guard, write_guards
 from fxshard.errors import FileError, FxshardError
 from fxshard.files import Field, atomic_file, make_folder, parse_json, read_bytes, write_json

@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import fx
 
-from fxshard._torch_compat.expressions import divided
 from fxshard._torch_compat.inductor.inductor import inductor_compile, inductor_mode, inductor_output_strides, without_frames
-from fxshard._torch_compat.symbols import oblivious
+from fxshard._torch_compat.sizes.expressions import divided
+from fxshard._torch_compat.sizes.symbols import oblivious
 from fxshard.errors import OptionError, RunError, closest
 from fxshard.layout.layouts import Layout
 from fxshard.passes.after_lowering.forward_backward import forward_results, returned

@@ -23,7 +23,7 @@ from torch import fx
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.inductor.inductor import INVOKE_SUBGRAPH, takes_subgraphs
-from fxshard._torch_compat.symbols import plain
+from fxshard._torch_compat.sizes.symbols import plain
 from fxshard.graph.planning_graph import is_getitem, is_number
 from fxshard.runtime.compile.cuts import CutCosts, epilogue_nodes, is_view, stays_outside
 from fxshard.runtime.compile.repeats import encode, find_runs

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import expression, hint_of, is_symbolic, is_unknown, plain
+from fxshard._torch_compat.sizes.symbols import expression, hint_of, is_symbolic, is_unknown, plain
 from fxshard.graph.planning_graph import is_number
 
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
 from fxshard._torch_compat import FakeTensorMode, schema_of
-from fxshard._torch_compat.symbols import symbolic_kernels
+from fxshard._torch_compat.sizes.symbols import symbolic_kernels
 from fxshard.ops.kernels import KERNELS, Kernel
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxshard._torch_compat.symbols import surely
+from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.layout.layouts import REDUCE_OPS

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat.symbols import surely
+from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext

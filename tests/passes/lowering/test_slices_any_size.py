@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 import fxshard
-from fxshard._torch_compat.extremes import without_extremes
-from fxshard._torch_compat.symbols import SymbolEnv, evaluated, plain, symbol_of
+from fxshard._torch_compat.sizes.extremes import without_extremes
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, plain, symbol_of
 from fxshard.errors import SizesError
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.at_sizes import program_at

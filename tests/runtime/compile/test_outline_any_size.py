@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxshard._torch_compat.inductor.inductor import INVOKE_SUBGRAPH, inductor_decompositions
-from fxshard._torch_compat.symbols import SymbolEnv, oblivious
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, oblivious
 from fxshard.runtime.compile import outline as outlining
 from fxshard.runtime.compile.compile import _compile_graph
 from fxshard.runtime.compile.outline import outline

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor
-from fxshard._torch_compat.divisions import divisions_by_zero
-from fxshard._torch_compat.symbols import (
+from fxshard._torch_compat.sizes.divisions import divisions_by_zero
+from fxshard._torch_compat.sizes.symbols import (
     SymbolEnv,
     captured_sizes,
     expression,

@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from fxshard._torch_compat.symbols import expression, is_symbolic
+from fxshard._torch_compat.sizes.symbols import expression, is_symbolic
 
 Sizes = Sequence[sympy.Expr]
 

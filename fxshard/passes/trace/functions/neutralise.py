@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
-from fxshard._torch_compat.symbols import surely
+from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.passes.trace.functions.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.trace.functions.draws import DRAWS, masked
 from fxshard.passes.trace.functions.norms import STATISTICS

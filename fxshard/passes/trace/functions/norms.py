@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat.symbols import is_unknown
+from fxshard._torch_compat.sizes.symbols import is_unknown
 
 aten = torch.ops.aten
 

@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.dynamo.capture import computed_as, recurrent_modules
-from fxshard._torch_compat.symbols import asking
+from fxshard._torch_compat.sizes.symbols import asking
 from fxshard.errors import TraceError
 from fxshard.passes.trace.functions.draws import masked
 

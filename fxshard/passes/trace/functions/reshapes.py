@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat.symbols import GuardRefused, refusing_guards, shape_env_of
+from fxshard._torch_compat.sizes.symbols import GuardRefused, refusing_guards, shape_env_of
 
 FUNCTIONS = (torch.Tensor.reshape, torch.reshape, torch.Tensor.flatten, torch.flatten)
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from fxshard._torch_compat import TorchDispatchMode, pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, expression, is_settled, noted_guards
+from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_settled, noted_guards
 from fxshard.graph.side_effects import Attribute
 
 

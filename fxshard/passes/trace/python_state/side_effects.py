@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.symbols import SYMBOLIC, expression, quiet_symbols, symbol_of
+from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, quiet_symbols, symbol_of
 from fxshard.graph.objects import LISTS, MAPPINGS, Flattener, ObjectState, Part, Step, is_openable
 from fxshard.graph.side_effects import Attribute, Number, SideEffects, Write
 from fxshard.passes.trace.fakes.fake_model import Call

@@ -18,7 +18,7 @@ from torch import fx
 
 from fxshard._torch_compat import BufferAOTInput, GradAOTOutput, InputMutationAOTOutput, ParamAOTInput, pytree
 from fxshard._torch_compat.nodes import NodeMaker
-from fxshard._torch_compat.symbols import plain
+from fxshard._torch_compat.sizes.symbols import plain
 from fxshard.passes.trace.functions.draws import NUMBERED
 from fxshard.passes.trace.repeats.shorten import KEPT, LABEL, RETURNED, Label, NotAlike, Row, Shortened, renamed_meta
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch.nn import functional
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
-from fxshard._torch_compat.needless_guards import run_on_symbols
+from fxshard._torch_compat.sizes.needless_guards import run_on_symbols
 from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
 
 NEW = frozenset({functional.linear, functional.cross_entropy, functional.mse_loss, functional.nll_loss, functional.layer_norm})

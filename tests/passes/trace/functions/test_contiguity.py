@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from fxshard._torch_compat.symbols import SymbolEnv, expression
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, expression
 from fxshard.passes.trace.functions.contiguity import is_contiguous_if, is_viewed_if
 
 SHAPES = tuple(itertools.product((1, 2, 4), repeat=3))

@@ -8,7 +8,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, IntTrueDiv, Max, Min, Mod, PowByNatural, PythonMod
 
-from fxshard._torch_compat.whole_numbers import whole
+from fxshard._torch_compat.sizes.whole_numbers import whole
 
 N, K = sympy.symbols("n k", integer=True, positive=True)
 NUMBERS: tuple[sympy.Basic, ...] = (

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxshard._torch_compat.symbols import expression, is_symbolic, refusing_guards, surely, symbolic_kernels
+from fxshard._torch_compat.sizes.symbols import expression, is_symbolic, refusing_guards, surely, symbolic_kernels
 
 MOST = 16
 """The most paths through a computation that are tried, one per sequence of answers."""

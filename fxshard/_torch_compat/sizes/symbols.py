@@ -31,9 +31,9 @@ from torch.utils._sympy.functions import IntTrueDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from fxshard._torch_compat.extremes import EXTREMES, extremes_reduced, without_extremes
 from fxshard._torch_compat.inductor.expression_calls import expression_as_calls
-from fxshard._torch_compat.whole_numbers import whole
+from fxshard._torch_compat.sizes.extremes import EXTREMES, extremes_reduced, without_extremes
+from fxshard._torch_compat.sizes.whole_numbers import whole
 
 if TYPE_CHECKING:
     from torch import fx

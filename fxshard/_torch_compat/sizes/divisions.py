@@ -16,7 +16,7 @@ import torch._refs
 from torch.fx.experimental import proxy_tensor, sym_node
 from torch.fx.experimental.sym_node import SymNode
 
-from fxshard._torch_compat.expressions import divided
+from fxshard._torch_compat.sizes.expressions import divided
 
 _OF_CPP = (sym_node.__file__, proxy_tensor.__file__, *(os.path.dirname(room.__file__) for room in (torch._decomp, torch._refs)))
 """Files and folders whose divisions follow C++: torch's forwarding code, and decompositions, which stand for kernels."""
