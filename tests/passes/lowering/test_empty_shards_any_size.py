@@ -160,3 +160,17 @@ def test_a_kernel_that_dies_of_no_rows_is_not_called() -> None:
         call = (torch.randn(size, 3).double(),)
         at = program_at(program, {"n": size})
         assert_equal_to_one_device(simulate_program(at, program_values(at, model, call)), one_device(copy.deepcopy(model), call))
+
+
+def test_attention_of_cut_queries_where_a_rank_has_none() -> None:
+    """The query that pads an empty shard adds nothing to the gradients of keys and values."""
+    model, graph = traced("attention over a length")
+    pins = {"getitem": "S(2)", "getitem_2": "S(2)"}  # the result and the gradient of the queries
+    program = lower_plan(graph, plan_graph(graph, Mesh({"a": 2}), Request(pins=pins, cache=False)))
+    for size in (1, 2, 5):
+        args = (rows(size, 8).requires_grad_(),)
+        at = program_at(program, sizes_of_call(program, args, {}))
+        result = simulate_program(at, program_values(at, model, args))
+        out = model(*args)
+        (gradient,) = torch.autograd.grad(out, args, torch.ones_like(out))
+        torch.testing.assert_close(result.grads["args[0]"], gradient, rtol=1e-9, atol=1e-12)
