@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+from fxshard._torch_compat.nodes import NodeMaker
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, SymbolEnv, evaluated, expression, hint_of, plain
 from fxshard.shapes.dims import DynamicDim
 from fxshard.shapes.guards import Guard
@@ -84,7 +85,7 @@ def instantiated(module: fx.GraphModule, values: Mapping[sympy.Symbol, sympy.Bas
         if value.layout != torch.strided:
             return value
         shape, strides = [number_at(s) for s in value.shape], [number_at(s) for s in value.stride()]
-        key = (tuple(map(plain, value.shape)), tuple(map(plain, value.stride())), value.dtype)
+        key = (tuple(map(plain, shape)), tuple(map(plain, strides)), value.dtype)
         if key not in tensors:
             with mode:
                 tensors[key] = torch.empty_strided(shape, strides, dtype=value.dtype)
@@ -97,12 +98,15 @@ def instantiated(module: fx.GraphModule, values: Mapping[sympy.Symbol, sympy.Bas
         return made(value) if isinstance(value, FakeTensor) else pytree.tree_map(made, value)
 
     graph = fx.Graph()
+    make_node = NodeMaker(graph)
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
-        copies[node] = copy = graph.node_copy(node, copies.__getitem__)
-        if _has_symbols(node.args) or _has_symbols(node.kwargs):
-            copy.args, copy.kwargs = pytree.tree_map(number_at, (copy.args, copy.kwargs))
-        copy.meta = {**node.meta, **({"val": value_at(node.meta["val"])} if "val" in node.meta else {})}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        if _has_symbols(args) or _has_symbols(kwargs):
+            args, kwargs = pytree.tree_map(number_at, (args, kwargs))
+        meta = {**node.meta, **({"val": value_at(node.meta["val"])} if "val" in node.meta else {})}
+        copies[node] = make_node(node.op, node.target, args, kwargs, node.name, meta)
+        copies[node].type = node.type
     return fx.GraphModule(module, graph)
 
 

@@ -50,8 +50,8 @@ def t5() -> Case:
     return T5ForConditionalGeneration(config), (), {"input_ids": tokens, "labels": tokens[:, :6].clone()}
 
 
-def case(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """GPT-2 with one layer, and fewer words, which no mesh divides either."""
+def case(name: str, own_precision: bool = True) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """GPT-2 with one layer, and fewer words, which no mesh divides either. ``own_precision``: see the function of this name."""
     torch.manual_seed(0)
     if name == "gpt2":
         model, args, kwargs = gpt2(vocabulary=257, layers=1)
@@ -59,7 +59,7 @@ def case(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if name != "t5":
         return make(name)
     model, args, kwargs = t5()
-    return in_own_precision(model).double(), args, kwargs
+    return (in_own_precision(model) if own_precision else model).double(), args, kwargs
 
 
 def in_own_precision(model: nn.Module) -> nn.Module:

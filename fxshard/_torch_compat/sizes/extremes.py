@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sympy
 from torch.fx.experimental.sym_node import SymNode
@@ -15,6 +16,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 EXTREMES = (Min, Max)
+_known: WeakKeyDictionary[ShapeEnv, dict[Any, Any]] = WeakKeyDictionary()
+"""What was found within each environment, by function, expression and the ranges of its symbols: the same sizes come again and again."""
 
 
 @contextlib.contextmanager
@@ -41,17 +44,27 @@ def extremes_reduced() -> Iterator[None]:
 
 def without_extremes(expr: sympy.Basic, env: ShapeEnv) -> sympy.Basic:
     """``expr`` with each ``Min`` and ``Max`` reduced to the arguments that can win, given the symbols' ranges in ``env``."""
-    if not expr.has(*EXTREMES):
-        return expr
+    return _remembered(_without_extremes, expr, env) if expr.has(*EXTREMES) else expr
+
+
+def _remembered(function: Callable[[Any, ShapeEnv], Any], expr: sympy.Basic, env: ShapeEnv) -> Any:
+    ranges = tuple((symbol, env.var_to_range.get(symbol)) for symbol in sorted(expr.free_symbols, key=str))
+    known, key = _known.setdefault(env, {}), (function, expr, ranges)
+    if key not in known:
+        known[key] = function(expr, env)
+    return known[key]
+
+
+def _without_extremes(expr: sympy.Basic, env: ShapeEnv) -> sympy.Basic:
     parts = [without_extremes(part, env) for part in expr.args]
     if not isinstance(expr, EXTREMES):
         return expr.func(*parts)
     sign = 1 if isinstance(expr, Min) else -1
     kept: list[sympy.Basic] = []
     for part in parts:
-        if any(_least(sign * (part - other), env) >= 0 for other in kept):
+        if any(_remembered(_least, sign * (part - other), env) >= 0 for other in kept):
             continue
-        kept = [other for other in kept if not _least(sign * (other - part), env) >= 0] + [part]
+        kept = [other for other in kept if not _remembered(_least, sign * (other - part), env) >= 0] + [part]
     return kept[0] if len(kept) == 1 else expr.func(*kept)
 
 
