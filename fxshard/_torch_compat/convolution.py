@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): the memory format of a convolution's result for symbolic sizes."""
+"""Private names of torch (2.13): the memory format of a convolution's result for symbolic sizes.
+
+What would replace it: a shape function of convolution that takes symbolic sizes in channels-last.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): the state besides the graph on which AOTAutograd's result depends, and its descriptors as plain data."""
+"""Private names of torch (2.13): the state besides the graph on which AOTAutograd's result depends, and its descriptors as plain data.
+
+What would replace it: a cache of joint graphs in torch itself, or a list of the settings that decide them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): read, set and remove the hooks of modules and tensors."""
+"""Private names of torch (2.13): read, set and remove the hooks of modules and tensors.
+
+What would replace it: accessors of hooks on modules and tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): Inductor's tests of vector instructions and its precompiled header, before the first C++ kernel."""
+"""Private names of torch (2.13): Inductor's tests of vector instructions and its precompiled header, before the first C++ kernel.
+
+What would replace it: an option of Inductor that names the vector instructions and builds the header at install time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): Inductor, and the min-cut partitioner of joint graphs."""
+"""Private names of torch (2.13): Inductor, and the min-cut partitioner of joint graphs.
+
+What would replace it: ``torch.compile`` of a graph that is partitioned already; ``torch.compiler`` with options per call.
+"""
 
 from __future__ import annotations
 

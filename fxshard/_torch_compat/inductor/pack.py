@@ -3,6 +3,8 @@
 Inductor computes the operands of ``aten.cat`` in place in the result, but copies results of external kernels (matrix products) that are
 read through a view. The flattened gradients of a bucket are such views. ``pack`` flattens its operands itself, so that its lowering sees
 the product and not the view. Decision 0034.
+
+What would replace it: a registration of lowerings for custom operators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Symbolic sizes: torch's ShapeEnv, its SymInts and the guards that it records."""
+"""Symbolic sizes: torch's ShapeEnv, its SymInts and the guards that it records.
+
+What would replace it: ``torch.export.Dim`` with access to the environment, and a list of the guards that it records.
+"""
 
 from __future__ import annotations
 
