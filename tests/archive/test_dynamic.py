@@ -105,7 +105,7 @@ def test_a_plan_that_is_given_is_for_even_sizes(tmp_path: Path) -> None:
     served(tmp_path / "m.pt2", model, 10)
     with pytest.raises(PlanError, match="another graph"):
         fxshard.export(model, args, mesh, plan=plan)
-    with pytest.raises(OptionError, match="even=True is said of dynamic sizes"):
+    with pytest.raises(OptionError, match="even=True is for dynamic sizes"):
         fxshard.export(model, args, mesh, even=True)
 
 
