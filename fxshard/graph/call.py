@@ -70,7 +70,7 @@ class Call:
 
     @cached_property
     def is_hashable(self) -> bool:
-        """False if the call holds symbolic numbers: where torch hashes them at all, it hashes their example values."""
+        """False if the call holds symbolic numbers: torch does not hash some of them, and others by their example values."""
         if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((self.args, self.kwargs))):
             return False
         try:

@@ -215,7 +215,7 @@ class PathTable:
             mixed = source if not reductions_commute(source) else target
             remedy = "leave one kind pending; only sums and means may be pending together"
             raise LayoutError(
-                f"{mixed} holds pending reductions whose order would matter: nothing leads from {source} to {target}", remedy=remedy
+                f"{mixed} holds pending reductions whose order would matter: no steps lead from {source} to {target}", remedy=remedy
             )
         return tuple(step for a, b in itertools.pairwise(self.path(i, j)) for step in self.direct(a, b))
 

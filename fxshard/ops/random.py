@@ -172,7 +172,8 @@ def random(
     call: int,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Numbers of one of ``KINDS``, the same for the same arguments on every device; ``low`` and ``high`` bound integers."""
+    """Numbers of one of ``KINDS``, the same for the same arguments on every device; ``low`` and ``high`` bound integers, ``call`` is the
+    number of the draw."""
     return draw(kind, low, high, shape, dtype, seed, call, device=device)
 
 

@@ -33,7 +33,7 @@ KINDS = {
 _COLLECTIVES = frozenset(map(id, KINDS))
 
 SizeClass = tuple[tuple[int, ...], ...]
-"""Local sizes after each axis of every cut of a dim in the plan; ranks with equal ones share a graph."""
+"""For each uneven cut of a dim in the plan, the local sizes after each axis of the cut; ranks with equal ones share a graph."""
 
 
 @dataclass(frozen=True)

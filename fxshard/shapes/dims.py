@@ -19,8 +19,8 @@ from fxshard.shapes.arguments import Arguments
 REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
 HINTS = {"DYNAMIC", "AUTO"}
 
-Call = Literal["only", "example", "later"]
-"""Whether calls with other arguments follow, or went before."""
+CallPlace = Literal["only", "example", "later"]
+"""The place of a call among all calls: the only one, an example that others follow, or a later one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DynamicDim:
 
 
 def dynamic_dims(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None, *, call: Call = "only"
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None, *, call: CallPlace = "only"
 ) -> tuple[DynamicDim, ...]:
     """The dynamic dims of a call ``model(*args, **kwargs)``, in the order in which they are found.
 
@@ -136,7 +136,7 @@ class _Reader:
 
     arguments: Arguments
     leaves: Mapping[str, Any]
-    call: Call
+    call: CallPlace
     ranges: Mapping[str, tuple[int, int | None]]
 
     def read(self, given: Any) -> Iterator[DynamicDim]:

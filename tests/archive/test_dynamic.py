@@ -193,7 +193,7 @@ def _first(**value: Any) -> tuple[str, Callable[[Any], None]]:
 
 
 TAMPERED = [
-    (_first_size("__import__('os').system('true')"), "'__import__' is no function of sizes"),
+    (_first_size("__import__('os').system('true')"), "'__import__' is not a function of sizes"),
     (_first_size(f"Mul(Integer(-77), {S})"), r"the file says -77\*s26"),
     (_first_size("Integer(-77)"), "the file says -77"),
     (_first_size("Symbol('s1', integer=True)"), "there is no size 's1'"),
@@ -213,7 +213,7 @@ TAMPERED = [
     (_first(example=2**50), "out of bounds"),
     (_first(most=0), "at least 1, found 0"),
     (_first(places=[["args[0]", -1]]), "at least 0, found -1"),
-    (_guard(condition="open('x')"), "'open' is no function of sizes"),
+    (_guard(condition="open('x')"), "'open' is not a function of sizes"),
     (_guard(condition="Integer(1)"), "a condition on sizes that the program has"),
     (_guard(sizes=[["seq", "s26", 1]]), "a condition on sizes that the program has"),
     (_guard(condition=f"GreaterThan(ModularIndexing({S}, Float('3.0', precision=53), Integer(4)), Integer(0))"), "no whole number"),

@@ -52,7 +52,8 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
 
 @contextlib.contextmanager
 def _turn(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapping[str, Any], wait: bool) -> Iterator[bool]:
-    """Hold a lock on the graph among the processes that share Inductor's cache, if it is cacheable; yields False if another holds it."""
+    """Hold a lock on the graph among the processes that share Inductor's cache, if it is cacheable. Yields whether to compile it now:
+    False if another process holds the lock and ``wait`` is False."""
     from filelock import Timeout
     from torch._inductor.codecache import LOCK_TIMEOUT, get_lock_dir
     from torch.utils._filelock import FileLock

@@ -48,7 +48,7 @@ class OpStrategy:
 
 @dataclass(frozen=True)
 class _ShardingCondition:
-    """What sharding a factor of ``size`` requires: aligned cuts in merged dims (``inner``: sizes of the rest of these dims), no empty
+    """The conditions for sharding a factor of ``size``: aligned cuts in merged dims (``inner``: sizes of the rest of these dims), no empty
     shards (``full``), equal shards (``even``)."""
 
     size: Any
