@@ -153,7 +153,7 @@ def _cache_key(value: Any) -> Hashable:
     if kind is fx.Node:
         value = value.meta.get("val")
         if not isinstance(value, torch.Tensor):
-            raise TypeError("a call of such a node holds the node itself")
+            raise TypeError("a call holds nodes that are not tensors themselves, and cannot be shared")
         return _sizes(value), value.dtype
     if isinstance(value, torch.Tensor):
         return _sizes(value), value.dtype

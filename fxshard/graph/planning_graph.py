@@ -93,9 +93,9 @@ class Watched:
 
 @dataclass(frozen=True)
 class TappedCall:
-    """A call of a module with backward hooks. ``given``, ``out``: for each positional argument and each result the index i of the graph
-    input ``taps[i]`` that receives its gradient, None if it has none. ``begins``, ``ends``: when the call begins and ends, counted over
-    the beginnings and ends of all such calls."""
+    """A call of a module with backward hooks. Its taps are graph inputs ``taps[i]`` of zeros, each added to a tensor, whose gradient it
+    thereby gets. ``given``, ``out``: the index i of the tap of each positional argument and each result, None if it has none. ``begins``,
+    ``ends``: when the call begins and ends, counted over the beginnings and ends of all such calls."""
 
     module: str
     given: tuple[int | None, ...]

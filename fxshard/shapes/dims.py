@@ -51,7 +51,7 @@ class DynamicDim:
         """Raises OptionError for a size outside the range."""
         if not self.serves(size):
             raise OptionError(
-                f"{self.name} ({self}) is {size}, it may be {_range_text(self.least, self.most)}",
+                f"{self.name} ({self}) is {size}, it must be {_range_text(self.least, self.most)}",
                 remedy="give the Dim another range, or plan for this size",
             )
 

@@ -79,7 +79,7 @@ def find(op: Any) -> Any:
         what = f"{op} has no default overload; it has {', '.join(overloads)}"
     else:
         what = f"there is no operator {op!r}{closest(op, operator_names())}"
-    raise OptionError(what, where="op", remedy="import what defines the operator first; names are those of torch.library, 'mylib::op'")
+    raise OptionError(what, where="op", remedy="import the operator's module first; names are those of torch.library, 'mylib::op'")
 
 
 @dataclass(frozen=True)
