@@ -193,7 +193,7 @@ class Field:
         return [Field(v, self.file, f"{self.path}[{i}]", self.remedy) for i, v in enumerate(values)]
 
     def entries(self) -> dict[str, Field]:
-        """The fields of an object, whose names may be any."""
+        """The fields of an object with arbitrary names."""
         dot = f"{self.path}." if self.path else ""
         return {k: Field(v, self.file, f"{dot}{k}", self.remedy) for k, v in self._typed(dict).items()}
 

@@ -274,12 +274,12 @@ def run_time_cause(node: fx.Node) -> str:
         return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
     if any(isinstance(v, torch.Tensor) and v.layout != torch.strided for v in (*given, *taken)):
-        return "it reads or gives a sparse tensor"
+        return "it reads or returns a sparse tensor"
     if any(map(_has_unknown_size, taken)):
         return "it reads a tensor whose size is known only at run time"
     if by_values or any(map(_has_unknown_size, given)):
-        return "it gives a tensor whose size is known only at run time"
-    return "it reads or gives a number known only at run time" if any(map(is_unknown, (*given, *taken))) else ""
+        return "it returns a tensor whose size is known only at run time"
+    return "it reads or returns a number known only at run time" if any(map(is_unknown, (*given, *taken))) else ""
 
 
 @cached_by_target

@@ -158,7 +158,7 @@ class _Reader:
                 raise self._unknown(name)
 
     def _may_lack(self, argument: str, rest: str, value: Any) -> bool:
-        """Whether this call need not have the part ``rest`` of an argument, whose ``value`` is None if it is not passed."""
+        """Whether this call may lack the part ``rest`` of an argument, whose ``value`` is None if it is not passed."""
         return self.call != "only" and self.arguments.could_have(argument) and (self.call == "later" or not rest or value is None)
 
     def _unknown(self, name: Any) -> OptionError:

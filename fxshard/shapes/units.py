@@ -1,4 +1,4 @@
-"""Units: the number of which each dynamic size must be a multiple, so that all shards of a plan are even."""
+"""Units: each dynamic size must be a multiple of its unit, so that all shards of a plan are even."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _any_size(env: Any) -> Iterator[None]:
 
     def evaluated(code: str, args: Sequence[Any]) -> bool:
         functions = {**SYMPY_INTERP, "min": _least, "max": _greatest}
-        return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # as torch does; the text is its own
+        return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # torch evaluates it too; the text is torch's
 
     def strides_of_view(*args: Any, size_oblivious: bool = False) -> Any:
         found = strides(*args, size_oblivious=True)
