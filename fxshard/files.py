@@ -1,4 +1,4 @@
-"""Files from outside are data: strict reading of JSON, field by field, and atomic writing, which leaves a whole file or none."""
+"""Files from outside are data: strict reading of JSON, field by field, and writing that leaves a whole file or none."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the field {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
+        raise ValueError(f"the field {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one object")
     return out
 
 
@@ -193,7 +193,7 @@ class Field:
         return [Field(v, self.file, f"{self.path}[{i}]", self.remedy) for i, v in enumerate(values)]
 
     def entries(self) -> dict[str, Field]:
-        """The fields of an object with arbitrary names."""
+        """The fields of an object with free names."""
         dot = f"{self.path}." if self.path else ""
         return {k: Field(v, self.file, f"{dot}{k}", self.remedy) for k, v in self._typed(dict).items()}
 

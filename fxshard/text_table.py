@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: long cells are shortened in the middle, and a column with equal cells becomes a line above the table."""
+"""Tables that fit a terminal: what is too long is shortened in its middle, a column that says the same in every row is said once."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def test_refused(data: Any, what: str, where: str) -> None:
         (dumps(small_plan())[:-40], "cut short"),
         ("plan", "not JSON"),
         (b"\xff\xfe", "not UTF-8"),
-        ('{"format": "fxshard-plan", "format": 1}', "occurs twice"),
+        ('{"format": "fxshard-plan", "format": 1}', "stands twice"),
         ("[" * 100_000, "nests too deeply"),
         ('{"format": NaN}', "NaN is not a number"),
         ("9" * 5000, "not readable JSON"),

@@ -31,7 +31,7 @@ def check_vector_instructions() -> bool:
 
     best = _best() if vector_instructions_key() and not valid_vec_isa_list.cache_info().currsize else None
     if best is not None and _works(best):
-        trust_vector_instructions()
+        take_answer()
         return True
     valid_vec_isa_list()
     return False
@@ -71,8 +71,8 @@ def precompile_header() -> None:
     codecache._precompile_header(header, line, min_optimize=False, **options)
 
 
-def trust_vector_instructions() -> None:
-    """Tell Inductor that all vector instructions of the processor work, which saves its tests in subprocesses."""
+def take_answer() -> None:
+    """Tell Inductor the answer that all vector instructions of the processor work, which saves its tests in subprocesses."""
     from torch._inductor import config
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 

@@ -35,7 +35,7 @@ def start_compiler_check(cache: bool = True) -> None:
         return
     path = _file() if cache else None
     if path is not None and path.is_file() and path.read_bytes() == ALL_WORK.encode():
-        cpp.trust_vector_instructions()
+        cpp.take_answer()
         return
     cpp.import_compiler()
     for begin in (partial(_check_compiler, path), _precompile):

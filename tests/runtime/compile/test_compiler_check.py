@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, answer: bool | Exception = True, cach
     monkeypatch.setattr(compiler_check, "_THREADS", [])
     monkeypatch.setattr(cpp, "check_vector_instructions", ask)
     monkeypatch.setattr(cpp, "precompile_header", lambda: None)
-    monkeypatch.setattr(cpp, "trust_vector_instructions", lambda: did.append("takes"))
+    monkeypatch.setattr(cpp, "take_answer", lambda: did.append("takes"))
     compiler_check.start_compiler_check(cache)
     compiler_check.start_compiler_check(cache)
     compiler_check.wait_for_compiler_check()
@@ -67,7 +67,7 @@ def test_the_real_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(found) <= set(question)
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail("a process was started"))
-    cpp.trust_vector_instructions()
+    cpp.take_answer()
     assert list(map(str, cpu_vec_isa.valid_vec_isa_list())) == found == list(map(str, cpp._sets()))
 
 
