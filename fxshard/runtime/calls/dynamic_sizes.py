@@ -149,7 +149,7 @@ def trace_with_static_fallback(
             return trace(dims)
         except (TraceError, RuleError) as error:
             named = error.dim if isinstance(error, StaticDimError) else None
-            if not dims or any(dim.required and named in (None, dim.name) for dim in dims):
+            if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
                 raise
             changed = moved is None or (bool(moved) if named is None else named in moved)
             announce(device_mesh, logging.WARNING if changed else logging.INFO, "sizes stay static: %s", error.what)
@@ -184,7 +184,7 @@ def dynamic_dims_of_call(
         if not ones or any(ones.isdisjoint(names) for names in own):
             return (), ()
         dims = tuple(dim for dim in dims if dim.name not in ones)
-    found = tuple(replace(dim, uneven=bool(uneven | tried), required=dim.required and not made) for dim in dims)
+    found = tuple(replace(dim, uneven=bool(uneven | tried), asked=dim.asked and not made) for dim in dims)
     return found, tuple(sorted(uneven - tried))
 
 
@@ -257,7 +257,7 @@ def _parts(dim: DynamicDim, history: Callable[[tuple[str, int]], tuple[int, ...]
 def _automatic_dim(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
     """A dynamic dim that the user did not ask for, named after its first place."""
     path, dim = places[0]
-    return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, required=False)
+    return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, asked=False)
 
 
 def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:

@@ -307,7 +307,7 @@ class ShardedForward:
                     plan = self._plan(graph, named, first, dump, self._named_dims(args, kwargs) if self.sampled else ())
                 program = self._lower(graph, plan, dump, verified)
             except SizesError as error:
-                if any(dim.required for dim in dims):
+                if any(dim.asked for dim in dims):
                     raise
                 announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
                 return self.prepare(args, kwargs, train, None, fallback_dims(dims), retry=True)
@@ -348,7 +348,7 @@ class ShardedForward:
             return ()
         asked = self._named_dims(args, kwargs)
         if self.sharded:
-            asked = tuple(replace(dim, required=False) for dim in asked)  # the example's program was all that had to be dynamic
+            asked = tuple(replace(dim, asked=False) for dim in asked)  # the example's program was all that had to be dynamic
         else:
             self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
