@@ -188,7 +188,7 @@ def _chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def symbolic_chunk(size: Any, parts: int, index: int) -> tuple[Any, Any]:
-    """``chunk`` of a symbolic size. Chunk 0 always has the full ceil size, and so have all chunks of a known multiple of ``parts``."""
+    """``chunk`` of a symbolic size. Chunk 0 always has the ceil size, and so have all chunks if ``parts`` is known to divide ``size``."""
     step = -(-size // parts)
     if (isinstance(index, int) and index == 0) or surely(step * parts == size):
         return index * step, step

@@ -12,8 +12,8 @@ import torch
 
 
 def lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Only matrices with more rows than columns have residuals: ``gelsy`` (the CPU's default) never returns them, ``gels`` always, the
-    other drivers depending on the matrix's rank. Raises NotImplementedError for the last.
+    """Only matrices with more rows than columns have residuals: ``gelsy`` (the CPU's default) never returns them, ``gels`` always.
+    With other drivers it depends on the matrix's rank, so these raise NotImplementedError.
 
     The solution is a column-major view of the right-hand side's buffer, of max(m, n) rows.
     """

@@ -20,7 +20,7 @@ import torch
 from fxshard.ops import counter
 
 KINDS = ("uniform", "normal", "integers", "permutation")
-"""Uniform in [0, 1); mean 0 and standard deviation 1; from low to high - 1; each of 0 to n - 1 once."""
+"""In this order: in [0, 1); with mean 0 and standard deviation 1; from low to high - 1; each of 0 to n - 1 once."""
 GENERATORS = ("fxshard", "torch")
 BLOCK = 1 << 16
 """Elements drawn at a time on a CPU, so that intermediate results stay in its caches."""
