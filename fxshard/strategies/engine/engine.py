@@ -230,7 +230,7 @@ def _depends_on(rule: Factors, output: int, inputs: list[int | None]) -> bool:
 
 
 def _condition(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _ShardingCondition:
-    """Empty shards are excluded if an output stays whole or an operand is added to a partial output: a rank without elements must still compute."""
+    """Empty shards are excluded if an output stays whole or an operand is added to a partial output: all ranks must compute then."""
     tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
     merged = [dim for dims in tensors for dim in dims if len(dim) > 1 and dim[0] == factor]
     inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)

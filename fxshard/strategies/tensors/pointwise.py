@@ -78,7 +78,7 @@ def piecewise(call: Call) -> Factors:
 
 
 def softplus(call: Call) -> Factors:
-    """softplus: log(1 + exp(beta x)) / beta up to a threshold, x beyond. The step down there is below 1e-9 x for thresholds of 20 and more."""
+    """softplus: log(1 + exp(beta x)) / beta up to a threshold, x beyond. From 20 on, the step down at the threshold is below 1e-9 x."""
     return pointwise_rule(increasing=(0,) if call.arg(2, "threshold", 20) >= 20 else ())(call)
 
 
