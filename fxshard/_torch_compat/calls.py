@@ -1,4 +1,4 @@
-"""Fast forms of what every call of a compiled program needs from torch, without the checks and frames of the public functions.
+"""Fast versions of the torch functions that every call of a compiled program uses, without their checks and Python frames.
 
 What would replace it: the public functions named below, were they as fast.
 """

@@ -72,6 +72,6 @@ def _part(value: Any) -> Any:
 
 
 def descriptor_from_json(data: dict[str, Any]) -> Any:
-    """The inverse of ``end_as_data``; raises KeyError or TypeError for other data."""
+    """The inverse of ``descriptor_to_json``; raises KeyError or TypeError for other data."""
     fields = {name: descriptor_from_json(one) if isinstance(one, dict) else one for name, one in data.items() if name != "end"}
     return _descriptor_types()[data["end"]](**fields)

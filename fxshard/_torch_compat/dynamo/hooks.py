@@ -137,7 +137,7 @@ def any_global_hooks() -> bool:
     return any(_GLOBAL.values())
 
 
-def waits_for_gradient(parameter: torch.Tensor) -> bool:
+def has_leaf_hooks(parameter: torch.Tensor) -> bool:
     """Whether a leaf has tensor hooks: ``register_hook``, ``register_post_accumulate_grad_hook``."""
     return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 

@@ -244,7 +244,7 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
             raise Unlike(f"it is of another class than {name}")
         there = _There(self.source, other.source)
         if not known_to_move and any(there.of(s) == s for s in inside):
-            raise Unlike("Dynamo names its attributes in a way that cannot be asked")
+            raise Unlike("Dynamo names its attributes in a way that cannot be translated")
         known_to_move.append(True)
         if not _holds(tx, condition, there):
             raise Unlike(f"attributes that the forward reads are others than those of {name}")

@@ -66,7 +66,8 @@ class _File:
         try:
             module = self.load()
         except CppCompileError as error:
-            log.warning("%d kernels could not be compiled together and are one by one: %s", len(self.kernels), str(error).splitlines()[0])
+            what = "%d kernels could not be compiled together; they are compiled one by one: %s"
+            log.warning(what, len(self.kernels), str(error).splitlines()[0])
             return [self._alone(i) for i in range(len(self.kernels))]
         return [getattr(module, f"kernel_{i}") for i in range(len(self.kernels))]
 

@@ -57,7 +57,7 @@ def _is_flat(parts: Sequence[fx.Node]) -> bool:
 
 
 def _unflattened(part: fx.Node) -> fx.Node:
-    """The operand behind the flattening operators of which ``part`` is the only user."""
+    """The value that ``part`` flattens, traced back through flattening operators that have one user."""
     while part.target in FLATTENS and len(part.users) == 1:
         part = part.all_input_nodes[0]
     return part

@@ -19,7 +19,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 EXTREMES = (Min, Max)
 _known: WeakKeyDictionary[ShapeEnv, dict[Any, Any]] = WeakKeyDictionary()
-"""What was found within each environment, by function, expression and the ranges of its symbols: the same sizes come again and again."""
+"""Results within each environment, by function, expression and the ranges of its symbols, because the same sizes recur."""
 
 
 @contextlib.contextmanager
