@@ -128,8 +128,9 @@ def _apart(records: Sequence[Record]) -> str:
     filled = ", ".join(sorted(UNDEFINED))
     return (
         f"Random operators (runs on one device differ from seed to seed) are compared on fxshard with the same program replicated, and on "
-        f"DTensor by shape and dtype only: {random}.\n\nThese results contain uninitialised memory, which torch fills: {filled}.\n\nResults "
-        "that are not unique (eigenvectors, factors of a decomposition) are compared after a function that the database defines for them."
+        f"DTensor by shape and dtype only: {random}.\n\nThese results contain uninitialised memory, which torch fills: {filled}.\n\n"
+        "Results that are not unique (eigenvectors, factors of a decomposition) are compared after a function that the database defines "
+        "for them."
     )
 
 
