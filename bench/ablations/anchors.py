@@ -245,7 +245,7 @@ def perceptron() -> Case:
         return Blocks(4, 512), (torch.zeros(1024, 512),), {}
 
 
-SOME = 3e8
+SMALL_WORK = 3e8
 ADAM = {"optimizer": "adamw"}
 EIGHT, FOUR, TWO = "dp=8,tp=8", "dp=4,tp=4", "dp=2,tp=2"
 
@@ -257,12 +257,16 @@ ANCHORS: tuple[Anchor, ...] = (
     Anchor("bert 2, 2x2", "solve", Planned(bert(2), TWO, work=1e9)),
     Anchor("t5 2, 4x4", "solve", Planned(model("t5", 2), FOUR)),
     Anchor("experts 2, 4x4", "solve", Planned(model("moe", 2), FOUR)),
-    Anchor("perceptron, 0.6 of memory", "solve", Planned(perceptron, TWO, "cpu", ADAM, limit=0.6, work=SOME)),
-    Anchor("llama 2, 4x4, 0.8 of memory", "solve", Planned(model("llama", 2), FOUR, asked=ADAM, limit=0.8, work=SOME)),
-    Anchor("gpt 2, 2x2, 0.9 of memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.9, work=SOME)),
-    Anchor("gpt 2, 2x2, least memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.05, least=True, work=SOME)),
-    Anchor("llama 2, 4x4, half of tp", "solve", Planned(model("llama", 2), FOUR, half="tp", work=SOME)),
-    Anchor("llama 1, tp=8, bytes", "solve", Planned(model("llama", 1), "tp=8", asked={"objective": "communication"}, limit=0.3, work=SOME)),
+    Anchor("perceptron, 0.6 of memory", "solve", Planned(perceptron, TWO, "cpu", ADAM, limit=0.6, work=SMALL_WORK)),
+    Anchor("llama 2, 4x4, 0.8 of memory", "solve", Planned(model("llama", 2), FOUR, asked=ADAM, limit=0.8, work=SMALL_WORK)),
+    Anchor("gpt 2, 2x2, 0.9 of memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.9, work=SMALL_WORK)),
+    Anchor("gpt 2, 2x2, least memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.05, least=True, work=SMALL_WORK)),
+    Anchor("llama 2, 4x4, half of tp", "solve", Planned(model("llama", 2), FOUR, half="tp", work=SMALL_WORK)),
+    Anchor(
+        "llama 1, tp=8, bytes",
+        "solve",
+        Planned(model("llama", 1), "tp=8", asked={"objective": "communication"}, limit=0.3, work=SMALL_WORK),
+    ),
     Anchor("IOPDDL example", "solve", File("iopddl/example.json", 1e9), True),
     Anchor("IOPDDL G", "solve", File("iopddl/asplos-2025-iopddl-G.json.gz", 1e9), True),
     Anchor("IOPDDL B", "solve", File("iopddl/asplos-2025-iopddl-B.json.gz", 1e9), True),
@@ -273,6 +277,6 @@ ANCHORS: tuple[Anchor, ...] = (
     Anchor("perceptron, 0.6, questions", "ask", Asked(Planned(perceptron, TWO, "cpu", ADAM, limit=0.6))),
     Anchor("llama 2, 8x8, lowered", "lower", Lowered(Planned(model("llama", 2), EIGHT))),
     Anchor("llama 2, tp=8, lowered", "lower", Lowered(Planned(model("llama", 2), "tp=8"))),
-    Anchor("gpt 2, cpu 2x2, lowered", "lower", Lowered(Planned(gpt(2, 256, 1024), TWO, "cpu", work=SOME))),
+    Anchor("gpt 2, cpu 2x2, lowered", "lower", Lowered(Planned(gpt(2, 256, 1024), TWO, "cpu", work=SMALL_WORK))),
     Anchor("t5 2, 4x4, lowered", "lower", Lowered(Planned(model("t5", 2), FOUR))),
 )

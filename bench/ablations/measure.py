@@ -57,7 +57,7 @@ class Cell:
 
 def cells(anchor: Anchor, mechanisms: Sequence[Mechanism], data: Path | None, runs: int = 1) -> Iterator[Cell]:
     """The cells of an anchor: with all mechanisms, and with each one off that it uses; each is the fastest of several runs."""
-    yield from _apart(_prepared_cells, anchor, mechanisms, data, runs)
+    yield from _in_fork(_prepared_cells, anchor, mechanisms, data, runs)
 
 
 def _prepared_cells(send: Callable[[Cell], None], anchor: Anchor, mechanisms: Sequence[Mechanism], data: Path | None, runs: int) -> None:
@@ -83,7 +83,7 @@ def _cell(anchor: Anchor, mechanism: str, found: Figures | str) -> Cell:
 
 def _fastest(prepared: Prepared, off: Mechanism | None, watched: Sequence[Mechanism], runs: int) -> tuple[Figures | str, frozenset[str]]:
     """The fastest run, or the reason why there are no figures; and the watched mechanisms that the anchor used."""
-    found = [one for _ in range(runs) for one in _apart(_measured, prepared, off, watched)]
+    found = [one for _ in range(runs) for one in _in_fork(_measured, prepared, off, watched)]
     if len(found) < runs:
         return f"no answer within {LIMIT} s of the processor", frozenset()
     best = min(found, key=lambda one: one[0].seconds if isinstance(one[0], Figures) else 0.0)
@@ -123,7 +123,7 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def _apart(job: Callable[..., None], *given: Any) -> Iterator[Any]:
+def _in_fork(job: Callable[..., None], *given: Any) -> Iterator[Any]:
     """Runs a job in a forked process; yields the objects that it sends."""
     context = mp.get_context("fork")
     receive, send = context.Pipe(duplex=False)

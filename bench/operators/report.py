@@ -57,7 +57,7 @@ def write_report(
         "## Failures of DTensor, by cause",
         tabulate(causes(records), ("way", "cause", "entries", "for example"), tablefmt="github"),
         "## Special cases",
-        _apart(records),
+        _special_cases(records),
         "## Core operators that nothing shards",
         tabulate(rules.exceptions(core), ("operator", "reason"), tablefmt="github"),
         "## Core operators that could not be judged",
@@ -123,7 +123,7 @@ def replicated(records: Sequence[Record]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _apart(records: Sequence[Record]) -> str:
+def _special_cases(records: Sequence[Record]) -> str:
     random = ", ".join(r["key"] for r in records if r.get("random"))
     filled = ", ".join(sorted(UNDEFINED))
     return (

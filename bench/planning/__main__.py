@@ -60,10 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fastest(runs: int, job: Callable[..., Measured], *given: Any) -> Measured:
-    return min((_apart(job, *given) for _ in range(runs)), key=_total)
+    return min((_in_fresh_process(job, *given) for _ in range(runs)), key=_total)
 
 
-def _apart(job: Callable[..., Measured], *given: Any) -> Measured:
+def _in_fresh_process(job: Callable[..., Measured], *given: Any) -> Measured:
     """Runs in a fresh process, so that measurements do not affect each other."""
     with ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
         return pool.submit(job, *given).result()

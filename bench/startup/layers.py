@@ -64,12 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _row(name: str, runs: int, *jobs: tuple[Callable[..., Took], ...]) -> tuple[object, ...]:
-    few, many = (min((_apart(*job) for _ in range(runs)), key=lambda took: took.wall) for job in jobs)
+    few, many = (min((_in_fresh_process(*job) for _ in range(runs)), key=lambda took: took.wall) for job in jobs)
     gap = "" if many.gap is None else f"{max(few.gap or 0.0, many.gap):.4%}"
     return name, few.wall, many.wall, many.wall / few.wall, few.cpu, many.cpu, many.cpu / few.cpu, gap
 
 
-def _apart(job: Callable[..., Took], *given: object) -> Took:
+def _in_fresh_process(job: Callable[..., Took], *given: object) -> Took:
     """Runs in a fresh process with empty caches, so that measurements do not affect each other."""
     with tempfile.TemporaryDirectory() as folder:
         caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "FXSHARD_CACHE_DIR": folder}
