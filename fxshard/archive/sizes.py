@@ -125,8 +125,10 @@ class FileSizes:
 
 
 def read_guard(field: Field, names: Iterable[str], numbers: Iterable[tuple[str, int]] = ()) -> Guard:
-    """Reads a guard as ``write_guards`` writes it, on sizes with these names and on ``numbers`` (name, count) of ranks; raises FileError
-    for anything else."""
+    """Reads a guard that ``write_guards`` wrote; raises FileError for anything else.
+
+    ``names``: the sizes that it may contain; ``numbers``: the (axis, number of ranks) whose coordinates it may contain.
+    """
     field.known(_GUARD)
     try:
         condition = field.get("condition", lambda f: from_text(f.text(), None))
