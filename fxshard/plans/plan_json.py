@@ -37,7 +37,7 @@ BY_HAND = (
     '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
 )
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
-OTHERS = "other axes cut the same dim, or what is pending there would be reduced in another order"
+OTHERS = "other axes cut the same dim, or pending values there would be reduced in another order"
 ROUNDING = 1e-9
 """Two sums of the same costs count as equal up to this relative difference."""
 
@@ -149,7 +149,7 @@ def _write_sources(plan: PlanData) -> dict[str, Any]:
 
 
 def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
-    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy.
+    """Reads a plan of class ``make``; raises a FileError that names the file, the field, the fault and the remedy.
 
     ``sealed``: require a digest.
     """
@@ -208,7 +208,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines", "digest")
 READABLE = range(1, FORMAT_VERSION + 1)
 """Version 1 has no source lines; versions 1 and 2 have other names for kinds of memory (``FORMER_KINDS``), and no information about hidden
-communication, recomputation or copies made ahead. A new field that changes the meaning of a plan requires a new version."""
+communication, recomputation or copies made ``ahead``. A new field that changes the meaning of a plan requires a new version."""
 
 FORMER_KINDS = {
     "parameters": "parameter",
@@ -290,7 +290,7 @@ def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
         one.known(("block", "nodes"))
         name = one.get("block", Field.text)
         if name in blocks:
-            raise one.fail(f"the block {name!r} stands twice", FIX)
+            raise one.fail(f"the block {name!r} occurs twice", FIX)
         blocks[name] = one.get("nodes", lambda f: f.tuple_of(Field.text))
     return blocks
 
@@ -357,7 +357,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
     dtypes = get("dtypes", lambda f: f.tuple_of(Field.text), ())
     outputs = field.get("outputs", Field.items)
     if len(shapes) != len(dtypes) or len(shapes) > len(outputs):
-        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not go together", FIX)
+        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not match", FIX)
     # Outputs that are not tensors have no shape; shapes can then not be matched with outputs.
     known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
     spec = OpSpec(
@@ -400,7 +400,7 @@ def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, 
             found, axis = placement_str(layout[step.axis]), mesh.axis_names[step.axis]
             raise one.fail(f"the step starts at {placement_str(step.source)}, but the value has {found} on axis {axis} there", FIX)
         if not is_legal(step, layout):
-            raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is no step from {layout}: {OTHERS}", FIX)
+            raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is not a legal step from {layout}: {OTHERS}", FIX)
         layout = step.after(layout)
         steps.append(step)
     if layout != target:
@@ -432,11 +432,11 @@ def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
 
 
 def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
-    """Node names are unique; readers of redistributions and inputs name existing nodes."""
+    """Raises FileError unless node names are unique, and readers, recomputed nodes and inputs are nodes of the plan."""
     operands: dict[str, int] = {}
     for number, node in enumerate(plan.nodes):
         if node.name in operands:
-            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} stands twice", FIX)
+            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} occurs twice", FIX)
         operands[node.name] = len(node.spec.inputs)
     for number, entry in enumerate(plan.redistributions):
         for reader, index in () if plan.partial else entry.readers:
@@ -446,7 +446,7 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
     for number, (block, nodes) in enumerate(plan.recomputed.items()):
         for name in () if plan.partial else nodes:
             if name not in operands or again(name) not in operands:
-                what = f"{name!r} of {block!r} is computed again, but {name!r} and {again(name)!r} are not both nodes of the plan"
+                what = f"{name!r} of the block {block!r} is recomputed, but {name!r} and {again(name)!r} are not both nodes of the plan"
                 raise fields["recomputed"].items()[number].fail(what, FIX)
     for number, end in enumerate(plan.inputs):
         if end.node not in operands and not plan.partial:
@@ -456,7 +456,10 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
 
 
 def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
-    """Whether a value may be a parameter, or a parameter's gradient, possibly reshaped or cast; an exact answer would need the graph."""
+    """Whether the time of a redistribution may be hidden: its value may be a parameter or a parameter's gradient, reshaped or cast.
+
+    An exact answer would need the graph.
+    """
     node = plan.picked.get(entry.value, (entry.value, 0))[0]
     if node in plan.kinds:
         return plan.kinds[node] == "parameter"
@@ -467,16 +470,18 @@ def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
 
 
 def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
-    """Raises FileError if the content does not match its digest."""
+    """Raises FileError if the content does not match its digest, or if ``sealed`` and there is none."""
     found = root.get("digest", Field.text, "")
     if (found or sealed) and found != _digest(dumps(plan)):
-        what = "the file is not as it was written: its digest is another" if found else "the file has no digest"
-        raise root.fail(what, "make the plan again; if you changed the file yourself, take the field 'digest' out")
+        what = "the file was changed after it was written: its digest does not match" if found else "the file has no digest"
+        raise root.fail(what, "make the plan again; if you changed the file yourself, remove the field 'digest'")
 
 
 def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:
-    """The objective is the sum of the entries' costs. If the unit is bytes, a redistribution costs the bytes of its steps, except with
-    several sizes."""
+    """Raises FileError unless the objective is the sum of all costs, and hidden times are possible.
+
+    If the unit is bytes and there are no ``example_sizes``, the cost of a redistribution must be the bytes that its steps send.
+    """
     if plan.partial:
         return
     for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" and not plan.example_sizes else ()):
