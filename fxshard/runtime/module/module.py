@@ -309,7 +309,7 @@ class ShardedForward:
             except SizesError as error:
                 if any(dim.asked for dim in dims):
                     raise
-                announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
+                announce(self.device_mesh, logging.WARNING, "no program can serve all these sizes: %s", error.what)
                 return self.prepare(args, kwargs, train, None, fallback_dims(dims), retry=True)
             requested_outputs = self.requests.requested_outputs(graph, bool(self.by_key))
             check_plain_results(program, named, requested_outputs=requested_outputs)
