@@ -39,13 +39,13 @@ VERSION = 3
 KIND = f"artefact-v{VERSION}"
 NAMESPACES = ("aten", "prims", "fxshard", "_c10d_functional", "quantized_decomposed")
 MODULES = ("_operator", "fxshard")
-"""Namespaces and modules whose operators and functions belong to torch and fxshard; others may change while the graph does not."""
+"""Namespaces and modules of torch's and fxshard's own operators and functions; the code of others may change while the graph does not."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Inductor's keys of the forward and the backward ("" for inference). ``conditions``: for each a digest of Inductor's own guards, ""
-    without any. The other fields are as in an ``Artefact``."""
+    """Inductor's keys of the forward and the backward ("" for inference). ``conditions``: for each of the two, a digest of Inductor's own
+    guards, "" without any. The other fields are as in an ``Artefact``."""
 
     forward: str
     backward: str
@@ -126,7 +126,7 @@ def write(path: Path, kept: CacheEntry) -> None:
         with atomic_file(path) as temporary:
             temporary.write_text(write_json({**said, "digest": _digest(said)}), encoding="utf-8")
     except FxshardError as error:
-        log.warning("where the compiled code is cannot be kept for the next start: %s (%s)", error.what, path)
+        log.warning("the next start will compile again, because the cache file cannot be written: %s (%s)", error.what, path)
         return
     disk_cache.evict(path.parent, "artefact-v*.json")
 
@@ -151,13 +151,13 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Com
     try:
         kept = _parse(parse_json(read_bytes(path), str(path)), [one.name for one in sizes])
     except FileError as error:
-        log.warning("what was compiled is not found by %s and is compiled again: %s", path, error.what)
+        log.warning("the cache file %s is not usable, so the code is compiled again: %s", path, error.what)
         return None
     try:
         forward = load_compiled(kept.forward, kept.conditions[0])
         backward = load_compiled(kept.backward, kept.conditions[1]) if kept.backward else None
     except Exception as error:  # Inductor's files are its own: whatever is wrong with them, it compiles again
-        log.warning("Inductor's code is not loaded and is compiled again: %s", error)
+        log.warning("Inductor's cached code cannot be loaded and is compiled again: %s", error)
         return None
     if forward is None or (kept.backward and backward is None):
         return None  # Inductor's cache was emptied
@@ -173,7 +173,7 @@ def _parse(root: Field, names: Sequence[str]) -> CacheEntry:
     ends = root.get("forward", Field.text), root.get("backward", Field.text)
     kept = CacheEntry(*ends, inputs, numbers, written, (conditions[0].text(), conditions[1].text()), guards)
     if root.get("digest", Field.text) != _digest({**kept.fields, "version": root.get("version", Field.whole)}):
-        raise root.fail("the file is not as it was written: its digest is another")
+        raise root.fail("the file was changed after it was written: its digest does not match")
     return kept
 
 
