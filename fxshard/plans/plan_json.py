@@ -456,10 +456,7 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
 
 
 def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
-    """Whether the time of a redistribution may be hidden: its value may be a parameter or a parameter's gradient, reshaped or cast.
-
-    An exact answer would need the graph.
-    """
+    """Whether the value may be a (reshaped or cast) parameter or its gradient, whose time may be hidden; the graph would tell exactly."""
     node = plan.picked.get(entry.value, (entry.value, 0))[0]
     if node in plan.kinds:
         return plan.kinds[node] == "parameter"
@@ -478,10 +475,8 @@ def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
 
 
 def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:
-    """Raises FileError unless the objective is the sum of all costs, and hidden times are possible.
-
-    If the unit is bytes and there are no ``example_sizes``, the cost of a redistribution must be the bytes that its steps send.
-    """
+    """Raises FileError unless the objective is the sum of costs, hidden times are possible, and a redistribution's cost in bytes, if not
+    a mean over ``example_sizes``, is what its steps send."""
     if plan.partial:
         return
     for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" and not plan.example_sizes else ()):

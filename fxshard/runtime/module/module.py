@@ -103,17 +103,16 @@ def parallelize(
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan assumes; by default that of the mesh's
             device), ``input_layouts`` (by default plain inputs are replicated), ``output_layouts`` (by default plain outputs are
             replicated; a mapping from a name or a glob, ``"*.keys"``, to a layout makes that output a DTensor), ``pins``,
-            ``memory_limit``,
-            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``, ``dynamic``
-            (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"),
-            ``timeout`` (seconds to wait for other ranks, in planning and in each collective), ``debug`` (whether ranks compare
-            each collective before they issue it; docs/faults.md), ``dump``, ``cache`` (whether plans are read from disk and written
+            ``memory_limit``, ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``,
+            ``dynamic`` (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
+            ranks, in planning and in each collective), ``debug`` (whether ranks compare each collective before they issue it;
+            docs/faults.md), ``dump``, ``cache`` (whether plans are read from disk and written
             there), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose numbers do),
-            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (dtypes to
-            compute and to reduce in, besides those of the parameters), ``planner``,
-            ``src_data_rank`` (the global number of the rank whose weights and buffers count: it sends the others their
-            shards; "same", the default: each rank shards its own values, after comparing samples of them; None: likewise,
-            without the comparison).
+            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (the
+            dtypes in which to compute and to reduce, if not those of the parameters), ``planner`` (a function in place of
+            ``fxshard``'s planner), ``src_data_rank`` (the global number of the rank whose weights and buffers are used: it sends
+            the others their shards; "same", the default: each rank shards its own values, after comparing samples of them; None:
+            likewise, without the comparison).
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -161,13 +160,13 @@ class ShardedForward:
     settings: Settings
     by_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
     by_size_free_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
-    """The programs by ``size_free_key``: candidates for calls of other sizes."""
+    """The programs by ``size_free_key``: the candidates for calls of other sizes."""
     deferred: set[tuple[Runner, Shapes]] = field(default_factory=set)
-    """Programs with pending gradients, with shapes that they are known to serve."""
+    """Programs that leave gradients pending, with shapes that they are known to serve."""
     sampled: tuple[WeightedSizes, ...] = ()
     """The sizes for which the user wants plans to be optimised."""
     warned: set[Runner] = field(default_factory=set)
-    """Programs with a call that exceeded the memory limit, of which the user was warned."""
+    """Programs of which the user was warned that a call exceeds the memory limit."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -249,8 +248,8 @@ class ShardedForward:
     ) -> ModuleProgram:
         """Makes a program for this call and registers it: traces, plans, shards parameters (the first time), lowers and compiles.
 
-        ``dims``: the dynamic dims, by default chosen from the settings and the programs so far. ``retry``: the program just
-        planned for this call does not serve it. Every rank calls this, with the same shapes.
+        ``dims``: the dynamic dims, by default chosen from the settings and the programs so far. ``retry``: whether a program was just
+        planned for this call and does not serve it. Every rank calls this, with the same shapes.
         """
         first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -258,13 +257,13 @@ class ShardedForward:
         if first and self.settings.src_data_rank == "same":
             alike |= weight_fields(weights)
         alike |= hook_fields(self.state)
-        ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
+        setup = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
         call, (args, kwargs, _) = (args, kwargs), open_call(args, kwargs, self.counted)
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
         shapes = shape_fields({n: x for n, x in named.items() if isinstance(x, torch.Tensor)})
-        self._compare({**alike, **ran, **rule_fields(), **shapes})
+        self._compare({**alike, **setup, **rule_fields(), **shapes})
         dump = self._dump(train)
         attributes, hooks = self.attributes.current(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.snapshot(), train)
@@ -348,7 +347,7 @@ class ShardedForward:
             return ()
         asked = self._named_dims(args, kwargs)
         if self.sharded:
-            asked = tuple(replace(dim, asked=False) for dim in asked)  # the example's program was all that had to be dynamic
+            asked = tuple(replace(dim, asked=False) for dim in asked)  # only the first program has to be dynamic
         else:
             self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
@@ -371,7 +370,7 @@ class ShardedForward:
         dump: Dump,
         moved: Collection[str] | None,
     ) -> PlanningGraph:
-        """The traced graph; automatic dynamic dims that the model does not let change become static, with a warning if among ``moved``."""
+        """The traced graph. Automatic dynamic dims that cannot change in the model become static, with a warning if in ``moved``."""
 
         def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
             return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)

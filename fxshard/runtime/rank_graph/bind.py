@@ -86,7 +86,7 @@ def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:
         return backend_name(device_mesh.get_group(axis), device)
     except RuntimeError as error:
         what = f"the process group of axis {as_mesh(device_mesh).axis_names[axis]} has no backend for {device.type} tensors"
-        raise RunError(what, remedy='start it with one, as init_process_group("cpu:gloo,cuda:nccl")') from error
+        raise RunError(what, remedy='start it with one, for example init_process_group("cpu:gloo,cuda:nccl")') from error
 
 
 def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
@@ -144,7 +144,7 @@ _LAST_NUMBER: dict[str, int] = {}
 
 
 def group_name(device_mesh: DeviceMesh, axis: int) -> str:
-    """A registered name for the group of one axis, the same on all ranks, while torch's own names differ from group to group.
+    """A registered name for the group of one axis: the same on all ranks, while torch's own names differ from group to group.
 
     Graphs with the same group names share an artefact in Inductor's cache.
     """

@@ -31,7 +31,7 @@ class _KernelInterpreter(fx.Interpreter):
 
 
 def with_device(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """``kwargs`` with ``device``, for an operator that names a device or creates a tensor from no other; unchanged for others."""
+    """``kwargs`` with ``device`` if the call names a device, or if its operator creates a tensor from none; else unchanged."""
     schema = schema_of(target)
     arguments = () if schema is None else schema.arguments
     if not any(a.name == "device" for a in arguments):
