@@ -211,7 +211,7 @@ def _read_pair(field: Field) -> tuple[int, int]:
     """(index of a redistribution, index of a step in it)."""
     pair = field.tuple_of(Field.whole)
     if len(pair) != 2:
-        raise field.fail(f"{list(pair)} is not a pair of a redistribution and a step")
+        raise field.fail(f"{list(pair)} are not a redistribution and a step")
     return pair[0], pair[1]
 
 

@@ -125,10 +125,8 @@ class FileSizes:
 
 
 def read_guard(field: Field, names: Iterable[str], numbers: Iterable[tuple[str, int]] = ()) -> Guard:
-    """Reads a guard that ``write_guards`` wrote; raises FileError for anything else.
-
-    ``names``: the sizes that it may contain; ``numbers``: the (axis, number of ranks) whose coordinates it may contain.
-    """
+    """Reads a guard that ``write_guards`` wrote, on the sizes ``names`` and the coordinates ``numbers`` (name, ranks); raises FileError
+    for anything else."""
     field.known(_GUARD)
     try:
         condition = field.get("condition", lambda f: from_text(f.text(), None))

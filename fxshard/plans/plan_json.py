@@ -149,7 +149,7 @@ def _write_sources(plan: PlanData) -> dict[str, Any]:
 
 
 def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
-    """Reads a plan of class ``make``; raises a FileError that names the file, the field, the fault and the remedy.
+    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy.
 
     ``sealed``: require a digest.
     """
@@ -290,7 +290,7 @@ def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
         one.known(("block", "nodes"))
         name = one.get("block", Field.text)
         if name in blocks:
-            raise one.fail(f"the block {name!r} occurs twice", FIX)
+            raise one.fail(f"the block {name!r} stands twice", FIX)
         blocks[name] = one.get("nodes", lambda f: f.tuple_of(Field.text))
     return blocks
 
@@ -357,7 +357,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
     dtypes = get("dtypes", lambda f: f.tuple_of(Field.text), ())
     outputs = field.get("outputs", Field.items)
     if len(shapes) != len(dtypes) or len(shapes) > len(outputs):
-        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not match", FIX)
+        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not go together", FIX)
     # Outputs that are not tensors have no shape; shapes can then not be matched with outputs.
     known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
     spec = OpSpec(
@@ -436,7 +436,7 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
     operands: dict[str, int] = {}
     for number, node in enumerate(plan.nodes):
         if node.name in operands:
-            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} occurs twice", FIX)
+            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} stands twice", FIX)
         operands[node.name] = len(node.spec.inputs)
     for number, entry in enumerate(plan.redistributions):
         for reader, index in () if plan.partial else entry.readers:
@@ -467,11 +467,11 @@ def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
 
 
 def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
-    """Raises FileError if the content does not match its digest, or if ``sealed`` and there is none."""
+    """Raises FileError if the content does not match its digest."""
     found = root.get("digest", Field.text, "")
     if (found or sealed) and found != _digest(dumps(plan)):
-        what = "the file was changed after it was written: its digest does not match" if found else "the file has no digest"
-        raise root.fail(what, "make the plan again; if you changed the file yourself, remove the field 'digest'")
+        what = "the file is not as it was written: its digest is another" if found else "the file has no digest"
+        raise root.fail(what, "make the plan again; if you changed the file yourself, take the field 'digest' out")
 
 
 def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:

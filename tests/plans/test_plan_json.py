@@ -120,9 +120,9 @@ def test_a_sealed_file_notices_any_change(tmp_path: Path) -> None:
     save(small_plan(), path, sealed=True)
     assert ShardingPlan.load(path) == ShardingPlan.load(path, sealed=True) == small_plan() and path.read_text().count("digest") == 1
     path.write_text(path.read_text().replace('"memory_limit": 1073741824', '"memory_limit": 1073741825'))
-    with pytest.raises(FileError, match="its digest does not match") as caught:
+    with pytest.raises(FileError, match="its digest is another") as caught:
         ShardingPlan.load(path)
-    assert "remove the field 'digest'" in str(caught.value.remedy)
+    assert "take the field 'digest' out" in str(caught.value.remedy)
     small_plan().save(path)
     with pytest.raises(FileError, match="has no digest"):
         ShardingPlan.load(path, sealed=True)
@@ -241,7 +241,7 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("version", 5), "format version 5, which is unknown: a newer fxshard wrote it", "plan.json"),
     (_with("version", 0), "format version 0, which is unknown", "plan.json"),
     (_with("memory", {"parameters": 1}), "unknown kind of memory 'parameters'; did you mean 'parameter'", "memory"),
-    (_with("digest", "ab"), "changed after it was written: its digest does not match", "plan.json"),
+    (_with("digest", "ab"), "not as it was written: its digest is another", "plan.json"),
     (_without("train"), "the field 'train' is missing", "plan.json"),
     (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),
     (_with("extra", 1), "unknown field 'extra'", "plan.json"),
@@ -250,8 +250,8 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("nodes.0.outputs.0", "R"), "1 placements, the mesh has 2 axes", "nodes[0].outputs[0]"),
     (_with("nodes.0.outputs.0", "RS(2)"), "dim 2 in S(2) is out of range", "nodes[0].outputs[0]"),
     (_with("nodes.2.inputs.0", "RS(-1)"), "counts dims from the end", "nodes[2].inputs[0]"),
-    (_with("nodes.0.dtypes", []), "do not match", "nodes[0]"),
-    (_with("nodes.1.name", "w"), "the node 'w' occurs twice", "nodes[1]"),
+    (_with("nodes.0.dtypes", []), "do not go together", "nodes[0]"),
+    (_with("nodes.1.name", "w"), "the node 'w' stands twice", "nodes[1]"),
     (_with("mesh.axes.1.0", "dp"), "two mesh axes have the same name", "mesh"),
     (_with("mesh.axes.1.1", 0), "at least 1", "mesh.axes[1][1]"),
     (_with("mesh.hardware", "h10"), "unknown hardware 'h10'", "mesh.hardware"),

@@ -132,7 +132,7 @@ class MeshPrograms:
 
 @dataclass(frozen=True, eq=False)
 class GraphProgram:
-    """A program of a graph, made for a call of ``shapes``. ``views``: whether it does not compute some outputs of the graph."""
+    """A program of a graph, made for a call of ``shapes``. ``views``: whether some outputs of the graph are not computed by it."""
 
     runner: GraphRunner
     graph: PlanningGraph

@@ -59,7 +59,7 @@ def request_of(
 
 
 def _sampled(graph: PlanningGraph, options: BackendOptions, fragment: bool, first: bool) -> tuple[WeightedSizes, ...]:
-    """The sizes for which to optimise the plan. Warns if the option has no effect: for a static graph, and for one of several graphs that
+    """The sizes for which to optimise the plan. Warns that the option does not count for a static graph, or for one of several graphs that
     lacks the named dims."""
     if options.example_sizes is None:
         return ()
@@ -70,7 +70,7 @@ def _sampled(graph: PlanningGraph, options: BackendOptions, fragment: bool, firs
         if dims and not fragment:
             raise
         what = error.what if dims else "its sizes are static"
-        log.warning("the option example_sizes has no effect on a graph of %d nodes: %s", len(graph.by_name), what)
+        log.warning("the option example_sizes does not count for a graph of %d nodes: %s", len(graph.by_name), what)
         return ()
     return sampled_sizes(asked, graph, first=first)
 
@@ -121,7 +121,7 @@ def _user_constraints(graph: PlanningGraph, named: NamedTensors, options: Backen
 
 
 def _accept_names(given: Sequence[str], graph: PlanningGraph, what: str, fragment: bool) -> bool:
-    """Whether to pass the names on to the planner, which raises an error for a name that matches nothing."""
+    """Whether to pass the names on to the planner, which raises for a name that matches nothing."""
     names = Names(graph)
     known = [*(i.name for i in graph.inputs), *graph.returned, *(n.name for n in graph.nodes if n.op == "call_function" and outputs_of(n))]
     return all(names.means_something(name) or _accept_name(name, known, what, fragment) for name in given)

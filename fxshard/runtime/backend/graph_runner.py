@@ -19,7 +19,7 @@ from fxshard.shapes import evaluate_all
 
 
 class GraphRunner:
-    """``named``: the graph's tensors in the first call, in order; ``distributed``: for each output, whether the user gets a DTensor.
+    """``named``: the graph's tensors in the first call, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor.
 
     ``passes_inputs_through``: whether the program reads all of the tensors, in order and replicated, so that plain ones need no
     conversion.
@@ -75,7 +75,7 @@ class GraphRunner:
         return {one.name: leaves[i].shape[dim] for one, (i, dim, _) in zip(self.program.sizes, self.sizes, strict=True)}
 
     def _check_no_overlap(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises RunError if a mutated tensor shares memory with another input, of which the program would read the old value.
+        """Raises RunError if a mutated tensor shares memory with another input: the program would read the old value of that.
 
         After the first call, checks arguments only: parameters and buffers stay where they are.
         """

@@ -23,7 +23,7 @@ from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import evaluate_all
 
 Read = Callable[[Sequence[Any]], torch.Tensor]
-"""A function from the leaves of the user's arguments to one input of the compiled program."""
+"""From the leaves of the user's arguments to one input of the compiled program."""
 
 
 class Runner:

@@ -82,7 +82,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     if settings.dynamic is False and settings.dynamic_shapes is not None:
         raise OptionError("dynamic=False contradicts dynamic_shapes", remedy="leave one of them out")
     if settings.example_sizes is not None and settings.dynamic_shapes is None:
-        raise OptionError("example_sizes gives sizes of dynamic dims, and there are none", remedy="name them in dynamic_shapes")
+        raise OptionError("example_sizes are of dynamic dims, and there are none", remedy="name them in dynamic_shapes")
     check_mixed_precision(settings.mixed_precision)
     if not callable(settings.planner):
         raise OptionError(f"the planner is {a_kind(settings.planner)}", remedy="leave it out, or give a function")

@@ -219,7 +219,7 @@ def _same(notes: Mapping[int, str], path: Path) -> str:
 def _agree(
     group: Group | None, topic: str, note: str | Callable[[], str], decide: Callable[[Mapping[int, str]], str], timeout: float
 ) -> str:
-    """What the leader decides from the notes of all ranks; an error on one rank, while it makes its note too, is raised on all."""
+    """The leader's decision from all notes; an error on one rank, also while it makes its note, is raised on all."""
     failed: Exception | None = None
     text = note if isinstance(note, str) else ""
     if not isinstance(note, str):

@@ -126,7 +126,7 @@ def write(path: Path, kept: CacheEntry) -> None:
         with atomic_file(path) as temporary:
             temporary.write_text(write_json({**said, "digest": _digest(said)}), encoding="utf-8")
     except FxshardError as error:
-        log.warning("the next start will compile again, because the cache file cannot be written: %s (%s)", error.what, path)
+        log.warning("where the compiled code is cannot be kept for the next start: %s (%s)", error.what, path)
         return
     disk_cache.evict(path.parent, "artefact-v*.json")
 
@@ -151,7 +151,7 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Com
     try:
         kept = _parse(parse_json(read_bytes(path), str(path)), [one.name for one in sizes])
     except FileError as error:
-        log.warning("the cache file %s is not usable, so the code is compiled again: %s", path, error.what)
+        log.warning("what was compiled is not found by %s and is compiled again: %s", path, error.what)
         return None
     try:
         forward = load_compiled(kept.forward, kept.conditions[0])
@@ -173,7 +173,7 @@ def _parse(root: Field, names: Sequence[str]) -> CacheEntry:
     ends = root.get("forward", Field.text), root.get("backward", Field.text)
     kept = CacheEntry(*ends, inputs, numbers, written, (conditions[0].text(), conditions[1].text()), guards)
     if root.get("digest", Field.text) != _digest({**kept.fields, "version": root.get("version", Field.whole)}):
-        raise root.fail("the file was changed after it was written: its digest does not match")
+        raise root.fail("the file is not as it was written: its digest is another")
     return kept
 
 

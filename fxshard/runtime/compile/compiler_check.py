@@ -69,7 +69,7 @@ def _check_compiler(path: Path | None) -> None:
         with atomic_file(path) as temporary:
             temporary.write_text(ALL_WORK, encoding="utf-8")
     except FxshardError as error:
-        log.debug("the result of the compiler check is not kept for the next start: %s", error.what)
+        log.debug("what the C++ compiler can do is not kept for the next start: %s", error.what)
 
 
 def _precompile() -> None:

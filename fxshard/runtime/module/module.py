@@ -103,16 +103,17 @@ def parallelize(
         options: fields of ``Settings``: ``hardware`` (whose speeds the plan assumes; by default that of the mesh's
             device), ``input_layouts`` (by default plain inputs are replicated), ``output_layouts`` (by default plain outputs are
             replicated; a mapping from a name or a glob, ``"*.keys"``, to a layout makes that output a DTensor), ``pins``,
-            ``memory_limit``, ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``,
-            ``dynamic`` (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"), ``timeout`` (seconds to wait for other
-            ranks, in planning and in each collective), ``debug`` (whether ranks compare each collective before they issue it;
-            docs/faults.md), ``dump``, ``cache`` (whether plans are read from disk and written
+            ``memory_limit``,
+            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``, ``dynamic``
+            (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"),
+            ``timeout`` (seconds to wait for other ranks, in planning and in each collective), ``debug`` (whether ranks compare
+            each collective before they issue it; docs/faults.md), ``dump``, ``cache`` (whether plans are read from disk and written
             there), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose numbers do),
-            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (the
-            dtypes in which to compute and to reduce, if not those of the parameters), ``planner`` (a function in place of
-            ``fxshard``'s planner), ``src_data_rank`` (the global number of the rank whose weights and buffers are used: it sends
-            the others their shards; "same", the default: each rank shards its own values, after comparing samples of them; None:
-            likewise, without the comparison).
+            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (dtypes to
+            compute and to reduce in, besides those of the parameters), ``planner``,
+            ``src_data_rank`` (the global number of the rank whose weights and buffers count: it sends the others their
+            shards; "same", the default: each rank shards its own values, after comparing samples of them; None: likewise,
+            without the comparison).
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -257,13 +258,13 @@ class ShardedForward:
         if first and self.settings.src_data_rank == "same":
             alike |= weight_fields(weights)
         alike |= hook_fields(self.state)
-        setup = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
+        ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
         call, (args, kwargs, _) = (args, kwargs), open_call(args, kwargs, self.counted)
         names = leaf_names(args, kwargs)
         leaves, spec = flatten_call(args, kwargs)
         named = dict(zip(names, leaves, strict=True))
         shapes = shape_fields({n: x for n, x in named.items() if isinstance(x, torch.Tensor)})
-        self._compare({**alike, **setup, **rule_fields(), **shapes})
+        self._compare({**alike, **ran, **rule_fields(), **shapes})
         dump = self._dump(train)
         attributes, hooks = self.attributes.current(), self.state.hooks()
         key = None if first else self._key(leaves, self.state.snapshot(), train)
@@ -308,7 +309,7 @@ class ShardedForward:
             except SizesError as error:
                 if any(dim.asked for dim in dims):
                     raise
-                announce(self.device_mesh, logging.WARNING, "no program can serve all these sizes: %s", error.what)
+                announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
                 return self.prepare(args, kwargs, train, None, fallback_dims(dims), retry=True)
             requested_outputs = self.requests.requested_outputs(graph, bool(self.by_key))
             check_plain_results(program, named, requested_outputs=requested_outputs)
@@ -370,7 +371,7 @@ class ShardedForward:
         dump: Dump,
         moved: Collection[str] | None,
     ) -> PlanningGraph:
-        """The traced graph. Automatic dynamic dims that cannot change in the model become static, with a warning if in ``moved``."""
+        """The traced graph; automatic dynamic dims that the model does not let change become static, with a warning if among ``moved``."""
 
         def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
             return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)

@@ -60,7 +60,7 @@ def the_plan_is_for_the_sizes_that_are_given() -> None:
     copied = copy.deepcopy(sharded)
     copied.load_state_dict(sharded.state_dict())
     same(copied, single, rows(12))
-    with pytest.raises(OptionError, match="example_sizes gives sizes of dynamic dims"):
+    with pytest.raises(OptionError, match="example_sizes are of dynamic dims"):
         pair(None, example_sizes=sizes)
 
 
