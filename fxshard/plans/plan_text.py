@@ -111,7 +111,7 @@ def merged_names(names: Iterable[str]) -> list[str]:
 
 
 def merged_names_with_counts(names: Iterable[str]) -> list[tuple[str, int]]:
-    """The same, with the number of names that each stands for."""
+    """As ``merged_names``, with the number of names that each merged name replaces."""
     found: dict[tuple[str, str], list[int]] = {}
     for name in names:
         head, number, tail = _split(name)

@@ -48,7 +48,7 @@ def main() -> None:
     """Runs the demo; raises RunError when a rank fails."""
     text = corpus()
     print(f"text: {len(text):,} bytes of Python's standard library, {BATCH} x {LENGTH} bytes a step")
-    print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, beside one device ==", flush=True)
+    print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, compared with one device ==", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         _run_ranks(Path(folder))
     print("\n== the same on a simulated 2x2 mesh ==", flush=True)
@@ -183,7 +183,7 @@ def _report(losses: list[float], alone: list[float], issued: list[Any], model: n
 
 
 def simulated(text: torch.Tensor) -> None:
-    """A few training steps on a 2x2 mesh in this process, in float64, beside one device."""
+    """A few training steps on a 2x2 mesh in this process, in float64, compared with one device."""
     model, alone = llama().double(), llama().double()
     tokens, targets = next(iter(batches(text, 1)))
     mesh = Mesh({"dp": 2, "tp": 2}, hardware="cpu")

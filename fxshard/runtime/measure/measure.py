@@ -109,7 +109,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator to measure, with the ``shapes`` of its operands and of its result."""
+    """An operator to measure, with the ``shapes`` of its operands and of its ``result``.
+
+    ``name``: for the table of errors; ``op``: the operator that a plan prices; ``run``: the function that is timed; ``fitted``: whether the
+    hardware is fitted to it, else it only checks the fit; ``rest``: the operator's arguments after the tensors.
+    """
 
     name: str
     op: str

@@ -49,7 +49,7 @@ class BoundProgram:
 
     @property
     def size_class(self) -> SizeClass:
-        """Ranks of one class run the same artefact. If lengths are expressions of the rank's place, each rank is a class of its own."""
+        """Ranks of one class run the same artefact. If shard lengths depend on the rank's coordinate, each rank is a class of its own."""
         found = self.program.classes[self.coordinate]
         return (*found, self.coordinate) if self.program.ranks else found
 
