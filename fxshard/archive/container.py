@@ -35,8 +35,8 @@ _ALLOWED = re.compile(
 MAX_ENTRIES, MAX_BYTES, MAX_RATIO = 10_000, 2**27, 100
 """Limits on what is read, without weights: number of entries, their total bytes, and their compression ratio.
 
-A layer of a Llama takes about 50 KB of JSON per size class for inference, and up to 2 MB in training with the most scattered plans,
-compressed 27 times. Parsed JSON takes about twenty times its bytes of memory.
+The JSON of one Llama layer takes about 50 KB per size class for inference, and up to 2 MB for training under the most scattered plans;
+the latter compress 27 times. Once parsed, JSON takes about twenty times its size in memory.
 """
 ALIGNMENT = 64
 _LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
@@ -136,7 +136,7 @@ class Container:
             raise FileError(f"the entry {name} is damaged: {error}", where=self.path, remedy=REMAKE) from error
 
     def offset(self, name: str) -> int:
-        """Offset of a stored entry's bytes in the file; the local header may be longer than the directory says."""
+        """Offset of a stored entry's bytes in the file, from its local header, which may be longer than the zip's directory says."""
         info = self.infos[name]
         with open(self.path, "rb") as file:
             file.seek(info.header_offset)
@@ -154,8 +154,8 @@ def open_archive(path: str | Path) -> Iterator[Container]:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
         if read_start(path, 64).lstrip().startswith(b"{"):
-            remedy = f"read a plan by fxshard.ShardingPlan.load({str(path)!r}); a program is what fxshard.export made"
-            raise FileError("the file is JSON, as a plan is, and no program", where=str(path), remedy=remedy) from error
+            remedy = f"read a plan with fxshard.ShardingPlan.load({str(path)!r}); programs come from fxshard.export"
+            raise FileError("the file is JSON, like a plan, not a program", where=str(path), remedy=remedy) from error
         raise FileError(f"the file is cut short or is not an archive: {error}", where=str(path), remedy=REMAKE) from error
     except (OSError, ValueError, NotImplementedError, *_ZLIB) as error:
         raise FileError(f"cannot open the file: {error}", where=str(path), remedy="check the path and its permissions") from error
@@ -186,7 +186,7 @@ def _checked_infos(archive: zipfile.ZipFile, path: str) -> dict[str, zipfile.Zip
         _check_size(info, name, path)
         total += info.file_size if name != WEIGHTS else 0
         if total > MAX_BYTES:
-            raise FileError(f"the archive is absurdly large: {total} bytes of text and more", where=path, remedy=NOT_A_PROGRAM)
+            raise FileError(f"the archive is absurdly large: {total} bytes or more besides weights", where=path, remedy=NOT_A_PROGRAM)
         found[name] = info
     return found
 
@@ -215,7 +215,7 @@ def _read_manifest(root: Field) -> dict[str, str]:
     written = root.get("torch", Field.text)
     if written != torch_version():
         remedy = f"export it again, or install torch {written}"
-        raise root.fail(f"the program is of torch {written}, this is torch {torch_version()}", remedy)
+        raise root.fail(f"torch {written} wrote the program, this is torch {torch_version()}", remedy)
     root.known(("format", "version", "torch", "entries"))
     listed = {}
     for entry in root.get("entries", Field.items):

@@ -30,11 +30,11 @@ _FIELDS = (
 _END = ("kind", "name", "layout", "shape", "dtype")
 _COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "serves")
 _META = ("partitioner_tag",)
-"""Metadata that is stored for each node, besides its value: whether it belongs to the forward or the backward."""
+"""Node metadata that is stored besides the value: whether the node belongs to the forward or the backward."""
 
 
 def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -> str:
-    """JSON of everything besides plan and graphs; ``names``: the graph of each size class."""
+    """JSON of everything besides plan and graphs; ``names``: the name of each size class's graph."""
     order = list(program.modules)
     p = program
     ins = list(map(_write_end, p.inputs, p.input_layouts, p.input_shapes, p.input_dtypes))
@@ -91,7 +91,10 @@ def _read_value(field: Field) -> Any:
 
 @dataclass(frozen=True)
 class Description:
-    """A program's file without its graphs; ``graphs``: size class and node metadata by graph name; ``root``: for errors."""
+    """A program's file without its graphs.
+
+    ``fields``: fields of ``ShardedProgram``; ``graphs``: size class and node metadata by graph name; ``root``: the file's JSON, for errors.
+    """
 
     mesh: Mesh
     fields: Mapping[str, Any]
@@ -157,6 +160,8 @@ def read_description(text: bytes, where: str) -> Description:
 
 @dataclass(frozen=True)
 class _End:
+    """An input or output of the program; an output has no ``node``."""
+
     kind: str
     name: str
     node: str

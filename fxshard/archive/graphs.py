@@ -1,9 +1,9 @@
 """Local graphs in torch's export format: ``torch.export`` writes them; a strict reader of our own reads them.
 
 torch's reader looks names up in all of torch and evaluates expressions, so it is unsafe for files from outside. Ours accepts tensors,
-numbers and a few words, and calls only functional operators of three namespaces; it recomputes the shapes of all nodes and compares them
-with those in the file. Dynamic sizes are the first inputs, and nodes compute the sizes that calls need, as in torch's format; in the graph
-that is read, they become symbols in the arguments again.
+numbers and a few words (``WORDS``), and calls only functional operators of three namespaces; it recomputes the shapes of all nodes and
+compares them with those in the file. In torch's format, dynamic sizes are the first inputs of a graph, and nodes compute the sizes that
+calls need. Our reader drops these inputs and nodes: in the graph that it returns, the sizes are symbols in the arguments again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMESPACES = ("aten", "fxshard", "_c10d_functional")
 _TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 WORDS = frozenset(("none", "tanh", "floor", "trunc", "left", "right", "sum", "mean", "prod", "max", "min", "amax", "amin"))
-"""Texts that aten's functional operators accept; none of them is a path."""
+"""The strings that aten's functional operators accept as arguments; none of them is a path."""
 
 
 def write_graph(module: fx.GraphModule, sizes: Sequence[ProgramSize] = ()) -> bytes:
@@ -71,7 +71,7 @@ def write_graph(module: fx.GraphModule, sizes: Sequence[ProgramSize] = ()) -> by
 def _compute_sizes(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> None:
     """Makes ``sizes`` inputs of the graph and adds nodes that compute expressions of them, with values, in place.
 
-    They come first: torch's reader derives the other inputs' sizes from them.
+    These inputs come first: torch's reader derives the other inputs' sizes from them.
     """
     before, top = set(module.graph.nodes), next(iter(module.graph.nodes))
     names = {n.name for n in before}
@@ -225,7 +225,7 @@ class _Reader:
         """A call that computes a size; its result must equal the file's expression, which then replaces it in arguments."""
         args = [one.get("arg", self.argument) for one in field.get("inputs", Field.items)]
         if not all(map(is_number, args)):
-            raise field.fail("a size is computed of sizes only")
+            raise field.fail("a size may be computed from sizes only")
         value = self.fake(lambda: function(*args), field, "a size")
         (output,) = field.get("outputs", lambda f: f.items(1))
         self.keep_number(output, value)
@@ -249,13 +249,13 @@ class _Reader:
         """A number in the arguments of a call: literal, or the name of a computed one."""
         entries = field.known(("as_name", "as_int", "as_float", "as_bool"))
         if len(entries) != 1:
-            raise field.fail("a number in an argument has a name, or is one")
+            raise field.fail("a number in an argument is a literal or the name of a computed number")
         if "as_name" not in entries:
             ((_, plain),) = entries.items()
             return plain.value if isinstance(plain.value, bool) else _int(plain) if "as_int" in entries else _float(plain)
         name = entries["as_name"].text()
         if name not in self.numbers:
-            raise field.fail(f"there is no size {name!r} before it is read")
+            raise field.fail(f"the size {name!r} is read before it is computed")
         return self.numbers[name]
 
     def arguments(self, field: Field, target: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -274,7 +274,7 @@ class _Reader:
         """A text must be one of aten's words, a mesh axis or a reduction; fxshard's own operators check their texts themselves."""
         allowed = {"aten": WORDS, "_c10d_functional": self.groups}.get(target.namespace)
         if isinstance(value, str) and allowed is not None and value not in allowed:
-            raise field.fail(f"the text {value[:60]!r} is no argument of {target}")
+            raise field.fail(f"the text {value[:60]!r} is not an argument of {target}")
 
     def argument(self, field: Field) -> Any:
         entries = field.entries()
@@ -287,7 +287,7 @@ class _Reader:
         field.known(("name",))
         name = field.get("name", Field.text)
         if name not in self.values:
-            raise field.fail(f"there is no tensor {name!r} before it is read")
+            raise field.fail(f"the tensor {name!r} is read before it is computed")
         return self.values[name]
 
     def results(self, node: fx.Node, value: Any, field: Field) -> None:
@@ -310,7 +310,7 @@ class _Reader:
 
     def keep(self, node: fx.Node, name: str, value: Any, field: Field) -> None:
         if name in self.values or not isinstance(value, torch.Tensor):
-            raise field.fail(f"{name!r} is made twice, or is no tensor")
+            raise field.fail(f"{name!r} is made twice, or is not a tensor")
         shape, dtype = self.described(name, field)
         alike = len(shape) == value.dim() and all(_equal(said, size) for said, size in zip(shape, value.shape, strict=True))
         if not alike or value.dtype != dtype:
@@ -386,7 +386,7 @@ def _float(field: Field) -> float:
 def _enum(field: Field, table: Mapping[int, Any]) -> Any:
     number = field.whole()
     if number not in table:
-        raise field.fail(f"{number} is no kind that this version of torch knows")
+        raise field.fail(f"{number} is not a dtype or memory format of this version of torch")
     return table[number]
 
 
@@ -399,5 +399,5 @@ def _layout(field: Field) -> torch.layout:
 def _device(field: Field) -> torch.device:
     """Graphs are device-neutral: factories create tensors on the CPU until the program is bound."""
     if field.get("type", Field.text) != "cpu":
-        raise field.fail("a program names no device but cpu before it is bound")
+        raise field.fail("before it is bound, a program may name no device but cpu")
     return torch.device("cpu")

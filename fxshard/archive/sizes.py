@@ -125,7 +125,7 @@ class FileSizes:
 
 
 def read_guard(field: Field, names: Iterable[str], numbers: Iterable[tuple[str, int]] = ()) -> Guard:
-    """Reads a guard as ``write_guards`` writes it, on sizes with these names and on ``numbers`` (name, count) of ranks; raises FileError
+    """Reads a guard that ``write_guards`` wrote, on the sizes ``names`` and the coordinates ``numbers`` (name, ranks); raises FileError
     for anything else."""
     field.known(_GUARD)
     try:

@@ -39,11 +39,11 @@ def _write_part(part: Part, after: OutcomeSpec, ends: Sequence[Any], done: set[i
         return _write(ends[part[1]], iter((part[1],)), what, True)
     if kind in ("tensor", "given"):
         remedy = "return each tensor once, and none of the arguments"
-        raise FileError(f"the {what} hold a tensor twice, or an argument, which a file cannot say", remedy=remedy)
+        raise FileError(f"the {what} hold a tensor twice, or an argument, which a file cannot express", remedy=remedy)
     if kind == "node":
         node = after.nodes[part[1]]
         if node is None or part[1] < len(after.before):
-            what = f"the {what} are an object of the arguments, which a file cannot hold"
+            what = f"the {what} are an object from the arguments, which a file cannot hold"
             raise FileError(what, remedy="give and return tensors in tuples, lists and dicts")
         items = [(k, p) for k, p in zip(node.keys, node.parts, strict=True) if node.kind in LISTS or _is_storable_part(k, p)]
         parts = [_write_part(p, after, ends, done, what) for _, p in items]

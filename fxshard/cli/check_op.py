@@ -19,21 +19,21 @@ def add_check_op(commands: Any) -> None:
     check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
     check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
     check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
-    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to take (default: 8)")
-    check.add_argument("--budget", type=int, default=2000, metavar="N", help="combinations of placements to try for each (default: 2000)")
-    check.add_argument("--seed", type=int, default=0, help="of torch's samples (default: 0)")
+    check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to use (default: 8)")
+    check.add_argument("--budget", type=int, default=2000, metavar="N", help="placements to try for each sample (default: 2000)")
+    check.add_argument("--seed", type=int, default=0, help="random seed of torch's samples (default: 0)")
     check.set_defaults(command=_check_op)
 
 
 def _check_op(options: argparse.Namespace) -> int:
-    """Judged in a process of its own: a kernel that gets shapes it did not expect may end it."""
+    """Checks the operator in a child process: a kernel may crash on shapes that it did not expect."""
     from fxshard.cli.child_process import in_child
 
     return in_child(lambda note: ended(lambda: _judge_op(options, note)), f"checking {options.op}")
 
 
 def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
-    """Exits with 1 when a rule is wrong; a rule that is not complete is right. ``note`` is told what is run."""
+    """Returns 1 if the rule is wrong, else 0, also for an incomplete rule. ``note`` is called with what runs next."""
     from fxshard.strategies import has_rule, oracle, sharding_function
 
     samples = _samples(options)
@@ -47,14 +47,14 @@ def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
 
 
 def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
-    """What a rule is drawn from: all samples of the user's; of torch's, which nobody chose, those of one kind."""
+    """The samples from which to find a rule: all of the user's, or of torch's own those of the largest kind (equal numbers of dims)."""
     from fxshard.strategies import oracle
 
     kept = samples if options.sample else oracle.largest_kind(samples)
     shown = ", ".join(f"({s})" for s in kept[:SHOWN]) + (" and others" if len(kept) > SHOWN else "")
     note(f"while looking for a rule, on shards of {shown}")
     others = len(samples) - len(kept)
-    left = f", like ({kept[0]}); {others} of other dims are left out" if others else ""
+    left = f", like ({kept[0]}); {others} with other numbers of dims are left out" if others else ""
     print(f"looking for a rule of {name}, from {len(kept)} samples{left} ...", file=sys.stderr, flush=True)
     return kept
 
@@ -81,7 +81,7 @@ def _samples(options: argparse.Namespace) -> list[Any]:
 
 
 def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
-    """``entries``, with a bar on stderr while they are gone through; where that is no terminal, one line."""
+    """``entries``, with a progress bar on stderr while they are iterated; without a terminal, prints one line instead."""
     from tqdm import tqdm
 
     if sys.stderr.isatty():

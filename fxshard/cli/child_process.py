@@ -27,14 +27,14 @@ def in_child(work: Callable[[Callable[[str], None]], int], what: str) -> int:
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             child.join()
-        finally:  # ending this process ends the child too
+        finally:  # if this process is told to end, it ends the child too
             child.terminate()
             signal.signal(signal.SIGTERM, before)
         place.seek(0)
         where = place.read().decode() or None
     code = child.exitcode or 0
     if code < 0:
-        remedy = "its kernel cannot bear such shapes, which is no verdict on a rule; give samples of other sizes: --sample FILE.py:FUNCTION"
+        remedy = "a kernel crashed on these shapes, which does not judge the rule; give samples of other sizes: --sample FILE.py:FUNCTION"
         raise FxshardError(f"{what} was ended by {signal.Signals(-code).name}", where=where, remedy=remedy)
     return code
 

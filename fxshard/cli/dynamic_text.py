@@ -20,7 +20,7 @@ _SIZE = re.compile(r"([A-Za-z_]\w*)=(\d+)")
 def parse_dynamic(texts: Sequence[str]) -> dict[str, dict[int, str | Dim]] | None:
     """``["args[0]:0=batch<=64,1=seq"]`` -> ``{"args[0]": {0: Dim("batch", max=64), 1: "seq"}}``, None for no texts; raises OptionError.
 
-    Several inputs may stand in one text, parted by ``;``. A range counts for all dims of its name: ``2<=batch``, ``2<=batch<=64``.
+    One text may name several inputs, separated by ``;``. A range (``2<=batch``, ``2<=batch<=64``) applies to all dims of that name.
     """
     found: dict[str, dict[int, str | Dim]] = {}
     for text in (part for one in texts for part in one.split(";") if part.strip()):
@@ -74,7 +74,10 @@ def parse_sizes(text: str, where: str = "--at") -> dict[str, int]:
 
 
 def check_named(sizes: Sequence[Mapping[str, int]], dynamic: Mapping[str, Mapping[int, str | Dim]] | None) -> None:
-    """Raises OptionError for sizes of dims that ``--dynamic`` does not name, before anything is planned; without it dims may be marked."""
+    """Raises OptionError for sizes of dims that ``--dynamic`` does not name; to be called before anything is planned.
+
+    Without ``--dynamic`` it accepts all names, since the example inputs may have dims that are marked as dynamic.
+    """
     names = sorted({one if isinstance(one, str) else one.__name__ for dims in (dynamic or {}).values() for one in dims.values()})
     unknown = next((name for one in sizes for name in one if names and name not in names), None)
     if unknown is not None:

@@ -14,7 +14,7 @@ FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=
 
 
 def ended(command: Callable[[], int | None]) -> int:
-    """The exit code of a command, its errors printed."""
+    """Runs a command and returns its exit code; prints its errors."""
     try:
         code = command()
         sys.stdout.flush()

@@ -30,14 +30,14 @@ def load_model(text: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def run_function(text: str, what: str) -> Any:
-    """Calls the function that ``text`` (``FILE.py:NAME``) names and returns its result; ``what`` describes it in messages. Raises as
-    ``load_model``."""
+    """Calls the function that ``text`` (``FILE.py:NAME``) names and returns its result; ``what`` describes it in messages. Raises the
+    errors of ``load_model``."""
     path, _, name = text.rpartition(":")
     if not path or not name.isidentifier():
         raise OptionError(f"cannot read {text!r} as a {what}", remedy=f"write the file and the function: file.py:{what}")
     file = Path(path)
     if not file.is_file():
-        raise OptionError(f"there is no file {path!r}", where=text, remedy=f"give a path that is right from {os.getcwd()}")
+        raise OptionError(f"there is no file {path!r}", where=text, remedy=f"give a path that exists, relative to {os.getcwd()}")
     with _search_path(file.resolve().parent):
         module = _import(file, text)
         factory = _function(module, name, text)

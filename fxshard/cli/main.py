@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
 CONSTRAINT_OPTIONS = (
-    ("--pin", "NAME=LAYOUT", "fix a parameter, buffer, input, what a submodule returns, a node, or a glob of them (* for a free axis)"),
-    ("--equal", "NAME=NAME", "all that these names or globs mean has one layout"),
-    ("--forbid", "NAME=LAYOUT[@AXIS]", "what the name or glob means has not this layout, or not this placement on an axis"),
-    ("--at-most", "AXIS=BYTES", "all collectives on an axis send at most this much per rank and step, for example dp=1GB"),
+    (
+        "--pin",
+        "NAME=LAYOUT",
+        "fix the layout of a parameter, buffer, input, submodule's result or node, or of a glob (* leaves an axis free)",
+    ),
+    ("--equal", "NAME=NAME", "everything that these names or globs match has the same layout"),
+    ("--forbid", "NAME=LAYOUT[@AXIS]", "nothing that the name or glob matches has this layout, or this placement on an axis"),
+    ("--at-most", "AXIS=BYTES", "all collectives on an axis together send at most this much per rank and step, for example dp=1GB"),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0 (check-op: 1 for a wrong rule), or 2 after a FxshardError and 1 after any other, printed to stderr."""
+    """Runs a command; returns 0 (check-op: 1 for a wrong rule), 2 after a FxshardError, 1 after another error. Prints errors on stderr."""
     options = _parser().parse_args(arguments)
     return ended(lambda: options.command(options))
 
@@ -42,15 +46,15 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
     _add_model(plan)
     plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
-    kept = "whose state counts as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
+    kept = "the optimizer whose state is counted as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
     plan.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
-    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver; without it a limit on work ends the search")
+    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
-    explain_help = "say what other layouts of a parameter, input or node would cost, or only this one; may be repeated"
+    explain_help = "say what all other layouts of a parameter, input or node would cost, or only the given one; may be repeated"
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
     memory_help = "show what a device holds at the peak and over time, for training too"
     plan.add_argument("--memory", action="store_true", help=memory_help)
-    at_help = "say what the plan costs at other sizes of its dynamic dims (batch=4,seq=8192), and the best one there; may be repeated"
+    at_help = "say what the plan, and the best plan, cost at other sizes of its dynamic dims (batch=4,seq=8192); may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
     plan.set_defaults(command=_plan)
 
@@ -62,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write a sharded program for inference, one file for all ranks")
     _add_model(export)
     export.add_argument("--plan", metavar="PLAN.json", help="use this plan (default: make one)")
-    even_help = "with --dynamic: serve only sizes that the mesh cuts evenly, by one graph for all ranks"
+    even_help = "with --dynamic: serve only sizes that the mesh divides evenly, with one graph for all ranks"
     export.add_argument("--even", action="store_true", help=even_help)
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
     export.set_defaults(command=_export)
@@ -72,13 +76,13 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
     inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
     inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
-    memory_help = "show what a device holds at the peak and over time (of a program; for a plan: fxshard plan --memory)"
+    memory_help = "show what a device holds at the peak and over time (for a program; for a plan use fxshard plan --memory)"
     inspect.add_argument("--memory", action="store_true", help=memory_help)
-    inspect.add_argument("--timeline", action="store_true", help="of a program: what runs and communicates when, as predicted")
+    inspect.add_argument("--timeline", action="store_true", help="for a program: the predicted times of its operators and collectives")
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.set_defaults(command=_inspect)
 
-    solve_help = "solve a placement problem of numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
+    solve_help = "solve a placement problem given as numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
     solve = commands.add_parser("solve", help=solve_help)
     solve.add_argument("file", help="a problem of the ASPLOS 2025 contest, JSON or gzipped JSON")
     solve.add_argument("--time-limit", type=float, metavar="SECONDS", help="default: a limit on work, the same choices on every machine")
@@ -100,11 +104,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_calibrate(commands: Any) -> None:
     about = (
-        "Measures products, copies and collectives, makes hardware of half of the measurements, and says how far its predictions are from "
-        "the other half. Under torchrun the running ranks measure; otherwise processes are started here, as many as the mesh has ranks."
+        "Measures products, copies and collectives, fits a hardware description to half of the measurements, and says how far its "
+        "predictions are from the other half. Under torchrun the running ranks measure; otherwise this command starts a process for each "
+        "rank of the mesh."
     )
     calibrate = commands.add_parser("calibrate", help="measure this machine or cluster, and write a hardware file", description=about)
-    mesh_help = "axes whose collectives are measured, for example dp=2,tp=2 (default: one device, no collectives; under torchrun one axis)"
+    mesh_help = "axes whose collectives are measured, for example dp=2,tp=2 (default: one device, no collectives; under torchrun, one axis)"
     calibrate.add_argument("--mesh", metavar="AXES", help=mesh_help)
     calibrate.add_argument("-o", "--output", metavar="HARDWARE.json", help="write the hardware here, for --hardware and fxshard.Mesh")
     calibrate.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda where there is one)")
@@ -122,11 +127,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     for option, metavar, said in CONSTRAINT_OPTIONS:
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{said}; may be repeated")
     for end, name in (("input", "args[0]"), ("output", "outputs[0]")):
-        end_help = f"fix an {end} ({name}=S(0)R), or without a name all of them; may be repeated"
+        end_help = f"fix the layout of an {end} ({name}=S(0)R), or without a name of all; may be repeated"
         parser.add_argument(f"--{end}-layout", action="append", default=[], metavar="[NAME=]LAYOUT", help=end_help)
-    dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch<=64,1=seq) or several, parted by ';'; may be repeated"
+    dynamic_help = "dims whose sizes may change, of one input (args[0]:0=batch<=64,1=seq) or several, separated by ';'; may be repeated"
     parser.add_argument("--dynamic", action="append", default=[], metavar="INPUT:DIM=NAME[<=MAX]", help=dynamic_help)
-    several_help = "sizes at which the plan is to be good in the mean: batch=8,seq=2048; batch=64,seq=1, weighted: batch=8*3; batch=64*1"
+    several_help = "minimise the mean cost at these sizes: batch=8,seq=2048; batch=64,seq=1, or a weighted mean: batch=8*3; batch=64*1"
     parser.add_argument("--example-sizes", metavar="NAME=SIZE[*WEIGHT]", help=several_help)
     parser.add_argument("--dump", metavar="DIR", help="write one readable file per stage here")
     cache_help = "plan anew, and do not keep the plan (default: plans are kept in FXSHARD_CACHE_DIR, or ~/.cache/fxshard)"
@@ -225,7 +230,7 @@ def _why(plan: ShardingPlan, number: int, path: str) -> str:
     try:
         return plan.why_collective(number).text(shell=True)
     except PlanError as error:
-        raise PlanError(error.what, where=path, remedy="of a plan (.json), fxshard inspect PLAN.json --collectives lists them") from error
+        raise PlanError(error.what, where=path, remedy="fxshard inspect PLAN.json --collectives lists the collectives of a plan") from error
 
 
 def _timeline(subject: Any, path: str) -> Any:
@@ -233,7 +238,7 @@ def _timeline(subject: Any, path: str) -> Any:
     from fxshard.program.sharded_program import ShardedProgram
 
     if not isinstance(subject, ShardedProgram):
-        raise OptionError("a plan has no order of its own, a program has", where=path, remedy="give a program (.pt2) of fxshard export")
+        raise OptionError("a plan has no order of execution, a program has", where=path, remedy="give a program (.pt2) from fxshard export")
     return predicted(subject)
 
 
@@ -242,8 +247,8 @@ def _memory(subject: Any, path: str) -> Any:
     from fxshard.runtime.rank_graph.memory import program_memory
 
     if not isinstance(subject, ShardedProgram):
-        remedy = "fxshard plan FILE.py:FACTORY --memory shows it, with the options of this plan; or give a program (.pt2) of fxshard export"
-        raise OptionError("memory over time takes the graph, which a plan's file has not", where=path, remedy=remedy)
+        remedy = "fxshard plan FILE.py:FACTORY --memory shows it, with this plan's options; or give a program (.pt2) from fxshard export"
+        raise OptionError("memory over time needs the graph, which a plan's file does not contain", where=path, remedy=remedy)
     return program_memory(subject)
 
 
@@ -312,7 +317,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
     useless = " and ".join(name for name, value in given.items() if value)
     if useless:
         remedy = f"leave out {useless}, or leave out --plan and let a plan be made"
-        raise OptionError(f"--plan is decided already, and has no use for {useless}", remedy=remedy)
+        raise OptionError(f"the plan of --plan is decided already, so {useless} would have no effect", remedy=remedy)
     read_start(options.plan, 1)
     from fxshard.plans.sharding_plan import ShardingPlan
 

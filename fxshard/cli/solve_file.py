@@ -34,7 +34,7 @@ def solve_file(path: str, time_limit: float | None = None, output: str | None = 
         remedy = "raise usage_limit" if error.least_usage is not None else "allow more of what is forbidden (a cost of 10^15 or more)"
         raise ConstraintError(str(error), where=path, remedy=remedy) from error
     except NoPlanError as error:
-        raise ConstraintError(str(error), where=path, remedy="give --time-limit SECONDS, more than it had") from error
+        raise ConstraintError(str(error), where=path, remedy="give a larger --time-limit SECONDS") from error
     seconds = time.perf_counter() - started
     if output:
         with atomic_file(output) as file:
@@ -52,9 +52,9 @@ def read(path: str | Path) -> PlacementProblem:
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileError(f"the file is not JSON: {error}", where=str(path), remedy=REMEDY) from error
     except KeyError as error:
-        raise FileError(f"the file is no placement problem: it has no field {error}", where=str(path), remedy=REMEDY) from error
+        raise FileError(f"the file is not a placement problem: it has no field {error}", where=str(path), remedy=REMEDY) from error
     except (ValueError, TypeError, IndexError, AttributeError, OverflowError) as error:
-        raise FileError(f"the file is no placement problem: {error}", where=str(path), remedy=REMEDY) from error
+        raise FileError(f"the file is not a placement problem: {error}", where=str(path), remedy=REMEDY) from error
 
 
 def report(problem: PlacementProblem, solution: Solution, seconds: float) -> str:

@@ -33,7 +33,7 @@ def kind_of(subject: Subject) -> str:
 
 
 def traffic(subject: Subject) -> list[Traffic]:
-    """Bytes per kind of collective and axis, axes in mesh order."""
+    """Count and bytes per kind of collective and axis, axes in mesh order."""
     sizes: dict[tuple[int, str], list[int]] = defaultdict(list)
     mesh = plan_of(subject).mesh
     for c in subject.collectives:

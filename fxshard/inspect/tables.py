@@ -87,8 +87,8 @@ def _head(subject: Subject) -> str:
 def _shared(program: ShardedProgram) -> str:
     """Which ranks share a local graph."""
     if len(program.modules) > 1:
-        return "one a size class"
-    return "of all ranks" if program.ranks else "shards are even"
+        return "one per size class"
+    return "for all ranks" if program.ranks else "shards are even"
 
 
 def _traffic(subject: Subject) -> str:
@@ -121,7 +121,7 @@ def _ends(program: ShardedProgram) -> str:
     layouts, shapes = program.input_layouts + program.output_layouts, program.input_shapes + program.output_shapes
     triples = zip(ends, layouts, shapes, strict=True)
     rows = [(kind, name, str(layout), _shape(program.named(shape))) for (kind, name), layout, shape in triples if kind != "parameter"]
-    return _table(rows, ("end", "name", "layout", "shape"))
+    return _table(rows, ("kind", "name", "layout", "shape"))
 
 
 def _sizes(program: ShardedProgram) -> str:

@@ -9,9 +9,9 @@ from fxshard.timeline import DEVICE, Timeline
 
 
 def passes_table(program: ShardedProgram) -> str:
-    """One line per pass after lowering: predicted microseconds of a step, those spent waiting, and collectives, before and after."""
+    """One line per pass after lowering: predicted microseconds of a step, those spent waiting, and its collectives, before and after."""
     if not program.effects:
-        return "no passes after lowering: they are told by programs that were lowered in this process"
+        return "no passes after lowering: only a program that was lowered in this process knows them"
     rows = [
         (
             effect.name,

@@ -17,7 +17,7 @@ from fxshard.sizes import size_text
 from fxshard.text_table import fitted
 
 SHOWN = 10
-"""Maximum lines of a table; the rest is counted."""
+"""Maximum number of lines in a table; the text below it counts the rest."""
 
 BRIEF_ITEMS = 3
 """Number of differences named in a brief text."""
@@ -85,7 +85,7 @@ class Comparison:
     moves: tuple[Move, ...]
     traffic: tuple[TrafficChange, ...]
     hidden: tuple[tuple[str, float, float], ...] = ()
-    """By kind (gathers, reductions), the time that each plan assumes to overlap with compute, which is in no cost."""
+    """By kind (gathers, reductions), the time that each plan assumes to overlap with compute; it is not part of any cost."""
     peak: tuple[int, int] = (0, 0)
     """Peak bytes per device."""
     recomputed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -110,11 +110,11 @@ class Comparison:
         rows += [(f"- {kind}", size_text(a or 0), size_text(b or 0), _change(a or 0, b or 0, BYTES)) for kind, a, b in self.memory]
         parts = [fitted(rows, ("", "before", "after", "difference"), same=False)]
         if not self.same_graph:
-            parts.insert(0, "the plans are for different graphs; what has the same name is compared")
+            parts.insert(0, "the plans are for different graphs; nodes with the same name are compared")
         return "\n\n".join([*parts, *self.tables()])
 
     def brief(self, near: Collection[str] = ()) -> str:
-        """The comparison in a few words: the difference for the names ``near`` and for all others, then the main items of each."""
+        """The comparison in one line: the difference for the names ``near`` ("here") and others ("elsewhere"), then the main items."""
         found = sorted(self.differences().items(), key=lambda one: -abs(one[1]))
         here, others = ([one for one in found if (one[0] in near) == side] for side in (True, False))
         sums = [f"here {self._more(sum(more for _, more in here))}"] if here else []
@@ -125,7 +125,7 @@ class Comparison:
         return "; ".join(filter(None, [*parts, f"hidden {signed(beside, TIME)}" if abs(beside) > ROUNDING else ""]))
 
     def differences(self) -> dict[str, float]:
-        """The difference in cost by name: of each node and the redistributions of its value; they add up to that of the objectives."""
+        """The difference in cost by node name, with the redistributions of the node's value; these add up to the objectives' difference."""
         found: dict[str, float] = {}
         for c in self._weightiest_compute() if self.unit[0] == TIME else ():
             found[c.node] = c.after - c.before
@@ -185,7 +185,7 @@ class Comparison:
         return [table for table in tables if table]
 
     def _weightiest_compute(self) -> list[ComputeChange]:
-        """Second runs are summed up in one row: ``recomputed`` names them."""
+        """Nodes that run again in the backward are summed in one row; ``recomputed`` names their blocks."""
         second = [c for c in self.compute if c.node.endswith(AGAIN)]
         again = ComputeChange(f"{count_text(len(second), 'node')}, again", "", sum(c.before for c in second), sum(c.after for c in second))
         others = [c for c in self.compute if c not in second]

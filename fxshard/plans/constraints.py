@@ -7,7 +7,7 @@
         fxshard.Communication("dp", at_most=2**30),
     ]
 
-A name is that of a parameter, buffer, input, output, submodule (what it returns) or graph node, or a glob over them.
+A name is that of a parameter, buffer, input, output, submodule (for what it returns) or graph node, or a glob over these names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pin:
 class Forbid:
     """Forbids a layout for whatever ``name`` matches; with ``axis``, ``layout`` is one placement, forbidden on that axis.
 
-    If a match has several results, it is forbidden for all of them.
+    If a match has several results, the layout is forbidden for all of them.
     """
 
     name: str

@@ -11,7 +11,7 @@ from fxshard.plans.plan_text import cost_text, time_text
 from fxshard.text_table import fitted, in_short
 
 BETTER = 1e-6
-"""Relative difference from which an answer counts as cheaper than the plan."""
+"""Relative difference above which a layout counts as cheaper than the plan."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Choice:
     """A layout that the value might have.
 
     ``total``: the objective of the cheapest plan with it, proven to be at least ``lower_bound``; None if there is no such plan, and then
-    ``reason`` says why. ``plan``: that plan; ``where``: how it differs from the plan that was asked.
+    ``reason`` says why. ``plan``: that plan; ``where``: how it differs from the explained plan.
     """
 
     layout: str
@@ -84,7 +84,7 @@ class Explanation:
             (r.node, r.what, str(r.layout), cost_text(r.cost, self.unit) if r.layout != self.layout else "as it is", r.line)
             for r in self.readings
         ]
-        return fitted(rows, ("read by", "which is", "as", "bringing it", "line"), same=False) if rows else "read by none"
+        return fitted(rows, ("read by", "which is", "as", "redistribution", "line"), same=False) if rows else "read by no node"
 
     def _choices(self) -> str:
         rows = []
@@ -117,6 +117,6 @@ class Explanation:
         best = min(totals, key=totals.__getitem__)
         least = cost_text(totals[best], self.unit)
         return (
-            f"{self.choices[best].layout} costs less than the plan that was asked, whose search was cut by its time or work limit:\n"
-            f"a longer time_limit can find one of {least} or less; choices[{best}].plan of this answer is one."
+            f"{self.choices[best].layout} costs less than this plan, whose search was cut by its time or work limit:\n"
+            f"a longer time_limit can find a plan of {least} or less; choices[{best}].plan of this answer is one."
         )

@@ -27,12 +27,12 @@ class PlanAt:
 
     @property
     def regret(self) -> float:
-        """The plan's cost relative to the lower bound, minus 1: 0 if it is proven to be the best there."""
+        """The plan's cost divided by the lower bound, minus 1: 0 if the plan is proven to be the best there."""
         return self.objective / self.lower_bound - 1 if self.lower_bound > 0 else 0.0
 
     @property
     def within_limit(self) -> bool:
-        """Whether it keeps the plan's memory limit there."""
+        """Whether the plan keeps its memory limit there."""
         return self.memory_limit is None or self.memory <= self.memory_limit
 
     def __str__(self) -> str:

@@ -120,9 +120,9 @@ def again(node: str) -> str:
 
 
 NO_RULE = "no rule for"
-"""Beginning of the reason of a fallback that a rule would avoid."""
+"""How the reason of a fallback begins if a rule would avoid it."""
 WRITTEN_OUT = "written out:"
-"""Beginning of the reason of an operator that runs as several others."""
+"""How the reason of a fallback begins if the operator runs as several others."""
 Fallbacks = tuple[tuple[str, str], ...]
 """(node, reason) of nodes that are always replicated, or that belong to an operator which runs as several."""
 
@@ -141,14 +141,14 @@ class PlanData:
     """A plan for one graph on one mesh.
 
     ``memory``: bytes per device at the peak, by kind, at ``memory_sizes`` of its dynamic dims: the largest sizes
-    under a ``memory_limit``, else the example's. ``example_sizes``: the weighted sizes of
-    which the objective is the mean; empty if it is the example's, whose shapes all entries have. ``fallbacks``: (node, reason) of nodes
+    under a ``memory_limit``, else the example's. ``example_sizes``: the sizes, with weights, over which the objective is averaged; empty if
+    it is for the example's sizes, whose shapes all entries have. ``fallbacks``: (node, reason) of nodes
     that are always replicated or run in place of another operator. ``partial``: True if ``nodes`` covers only some nodes, which makes the
     plan a set of pins. ``recomputed``: blocks of the model whose activations are not saved for the backward -> the nodes that run again
     there, under the names that ``again`` gives.
 
-    Provenance counts neither for equality nor for ``hash``: ``lines`` gives the user's source line of a node, ``picked`` the (node, output)
-    of a redistributed value that is one of several results.
+    Two fields only say where things come from, and count neither for equality nor for ``hash``: ``lines`` gives the user's source line of a
+    node, ``picked`` the (node, output index) of a redistributed value that is one of several results.
     """
 
     mesh: Mesh

@@ -37,7 +37,7 @@ BY_HAND = (
     '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
 )
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
-OTHERS = "other axes cut the same dim, or what is pending there would be reduced in another order"
+OTHERS = "other axes cut the same dim, or pending values there would be reduced in another order"
 ROUNDING = 1e-9
 """Two sums of the same costs count as equal up to this relative difference."""
 
@@ -208,7 +208,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines", "digest")
 READABLE = range(1, FORMAT_VERSION + 1)
 """Version 1 has no source lines; versions 1 and 2 have other names for kinds of memory (``FORMER_KINDS``), and no information about hidden
-communication, recomputation or copies made ahead. A new field that changes the meaning of a plan requires a new version."""
+communication, recomputation or copies made ``ahead``. A new field that changes the meaning of a plan requires a new version."""
 
 FORMER_KINDS = {
     "parameters": "parameter",
@@ -400,7 +400,7 @@ def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, 
             found, axis = placement_str(layout[step.axis]), mesh.axis_names[step.axis]
             raise one.fail(f"the step starts at {placement_str(step.source)}, but the value has {found} on axis {axis} there", FIX)
         if not is_legal(step, layout):
-            raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is no step from {layout}: {OTHERS}", FIX)
+            raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is not a legal step from {layout}: {OTHERS}", FIX)
         layout = step.after(layout)
         steps.append(step)
     if layout != target:
@@ -432,7 +432,7 @@ def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
 
 
 def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
-    """Node names are unique; readers of redistributions and inputs name existing nodes."""
+    """Raises FileError unless node names are unique, and readers, recomputed nodes and inputs are nodes of the plan."""
     operands: dict[str, int] = {}
     for number, node in enumerate(plan.nodes):
         if node.name in operands:
@@ -446,7 +446,7 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
     for number, (block, nodes) in enumerate(plan.recomputed.items()):
         for name in () if plan.partial else nodes:
             if name not in operands or again(name) not in operands:
-                what = f"{name!r} of {block!r} is computed again, but {name!r} and {again(name)!r} are not both nodes of the plan"
+                what = f"{name!r} of the block {block!r} is recomputed, but {name!r} and {again(name)!r} are not both nodes of the plan"
                 raise fields["recomputed"].items()[number].fail(what, FIX)
     for number, end in enumerate(plan.inputs):
         if end.node not in operands and not plan.partial:
@@ -456,7 +456,7 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
 
 
 def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
-    """Whether a value may be a parameter, or a parameter's gradient, possibly reshaped or cast; an exact answer would need the graph."""
+    """Whether the value may be a (reshaped or cast) parameter or its gradient, whose time may be hidden; the graph would tell exactly."""
     node = plan.picked.get(entry.value, (entry.value, 0))[0]
     if node in plan.kinds:
         return plan.kinds[node] == "parameter"
@@ -475,8 +475,8 @@ def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
 
 
 def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:
-    """The objective is the sum of the entries' costs. If the unit is bytes, a redistribution costs the bytes of its steps, except with
-    several sizes."""
+    """Raises FileError unless the objective is the sum of costs, hidden times are possible, and a redistribution's cost in bytes, if not
+    a mean over ``example_sizes``, is what its steps send."""
     if plan.partial:
         return
     for number, entry in enumerate(plan.redistributions if plan.certificate.unit == "bytes" and not plan.example_sizes else ()):

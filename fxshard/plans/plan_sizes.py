@@ -1,4 +1,4 @@
-"""The sizes of dynamic dims in a plan, in its file and in words: the priced sizes, and those that its memory refers to."""
+"""The sizes of dynamic dims in a plan, as JSON and in words: the sizes that the objective is for, and those that its memory is for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _read_weighted(field: Field) -> WeightedSizes:
 
 
 def mean_text(plan: PlanData) -> str:
-    """The sizes of which the objective is the mean, in words: ``the mean of 0.7 at batch=8 and 0.3 at batch=64``; empty without them."""
+    """The ``example_sizes``, over which the objective is averaged: ``the mean of 0.7 at batch=8 and 0.3 at batch=64``; "" without them."""
     if len(plan.example_sizes) == 1:
         return f"at {sizes_named(plan.example_sizes[0].sizes)}"
     some = [str(one) for one in plan.example_sizes]

@@ -43,14 +43,14 @@ def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
 
 
 def earlier_redistribution(plan: PlanData) -> dict[int, int]:
-    """Index of a redistribution -> that of an earlier one of the same value, or its first run, to the same layout."""
+    """Index of a redistribution -> index of an earlier one of the same value to the same layout; a second run gives the same value."""
     first: dict[tuple[str, Layout], int] = {}
     keys = [(entry.value.removesuffix(AGAIN), entry.target) for entry in plan.redistributions]
     return {k: first[key] for k, key in enumerate(keys) if first.setdefault(key, k) != k}
 
 
 def redistributed_twice(plan: PlanData) -> dict[str, list[str]]:
-    """Values that are redistributed, dropped, and redistributed again for the backward, by kind of redistribution."""
+    """Values that are redistributed, dropped, and redistributed again for the backward, under ``gathered twice`` or ``moved twice``."""
     found: dict[str, list[str]] = {}
     for index in earlier_redistribution(plan):
         entry = plan.redistributions[index]
@@ -66,14 +66,14 @@ def proof_text(plan: PlanData) -> str:
         return "none: a partial plan is a set of pins"
     c = plan.certificate
     if not c.gap and not c.cut:
-        merged_names_with_counts = "" if plan.memory_limit is None else ", of all plans within the limit"
-        return f"{cost_text(c.objective, c.unit)}, proven optimal (gap 0){merged_names_with_counts}"
+        among = "" if plan.memory_limit is None else ", of all plans within the limit"
+        return f"{cost_text(c.objective, c.unit)}, proven optimal (gap 0){among}"
     cut = ", cut short by its time or work limit" if c.cut else ""
     return f"{cost_text(c.objective, c.unit)}, lower bound {cost_text(c.lower_bound, c.unit)}, gap {c.gap:.3%}{cut}"
 
 
 def memory_text(plan: PlanData) -> str:
-    """The peak against the limit, and by kind, the largest first."""
+    """The peak, the limit, and the bytes of each kind, the largest first."""
     limit = "" if plan.memory_limit is None else f" of {size_text(plan.memory_limit)}"
     kinds = ", ".join(f"{kind} {size_text(size)}" for kind, size in sorted(plan.memory.items(), key=lambda one: -one[1]) if size)
     at = f"{limit} a device at its peak{sizes_text(plan.memory_sizes)}"
@@ -111,7 +111,7 @@ def merged_names(names: Iterable[str]) -> list[str]:
 
 
 def merged_names_with_counts(names: Iterable[str]) -> list[tuple[str, int]]:
-    """The same, with the number of names that each stands for."""
+    """As ``merged_names``, with the number of names that each merged name replaces."""
     found: dict[tuple[str, str], list[int]] = {}
     for name in names:
         head, number, tail = _split(name)
@@ -121,7 +121,7 @@ def merged_names_with_counts(names: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _split(name: str) -> tuple[str, int, str]:
-    """(text before the first number of a dotted name, the number, text after it); -1 without a number."""
+    """(text before the first part of a dotted name that is a number, the number, text after it); without one (name, -1, "")."""
     parts = name.split(".")
     at = next((k for k, part in enumerate(parts) if part.isdecimal()), None)
     if at is None:

@@ -49,8 +49,8 @@ class Question:
 class CollectiveReason:
     """A collective and the two ends of its edge.
 
-    ``cost``: of its whole redistribution, with these ``steps``, in ``unit``; ``name``: the user's name of the value, if any; ``repeats``:
-    if the backward repeats something, a sentence about it; ``questions``: what to ask ``explain`` about it.
+    ``cost``: of its whole redistribution, with these ``steps``, in ``unit``; ``name``: the user's name of the value, if any; ``repeats``: a
+    sentence if the collective repeats an earlier one in the backward, else empty; ``questions``: what to ask ``explain`` next.
     """
 
     index: int
@@ -85,7 +85,7 @@ def _row(place: EdgeEnd) -> tuple[str, str, str, str]:
 
 
 def why_collective(plan: PlanData, index: int, module_of: ModuleOf = _unknown) -> CollectiveReason:
-    """The producer and readers that collective ``index`` of ``plan.collectives`` serves; raises PlanError if there is no such index."""
+    """Why collective ``index`` of ``plan.collectives`` runs: its producer and readers. Raises PlanError if there is no such index."""
     count = len(plan.collectives)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         many = f"has {count}, counted from 0" if count else "has none"
@@ -137,7 +137,7 @@ def _operator_or_kind(plan: PlanData, node: str, otherwise: str) -> str:
 
 
 def _repetition(plan: PlanData, collective: PlannedCollective) -> str:
-    """A sentence if an earlier collective did the same."""
+    """A sentence if the collective repeats an earlier one, or belongs to a node's second run; else empty."""
     entry = plan.redistributions[collective.entry]
     first = earlier_redistribution(plan).get(collective.entry)
     if first is None and not entry.value.endswith(AGAIN):
@@ -145,8 +145,8 @@ def _repetition(plan: PlanData, collective: PlannedCollective) -> str:
     same = next((k for k, c in enumerate(plan.collectives) if (c.entry, c.step) == (first, collective.step)), None)
     done = "" if same is None else f"; collective {same} is the first time"
     if entry.value.endswith(AGAIN):
-        return f"it belongs to what the backward computes again, in place of keeping it{done}"
-    return f"the backward does again what the forward did, in place of keeping it{done}"
+        return f"the backward computes this block again instead of keeping its values{done}"
+    return f"the backward repeats what the forward did instead of keeping the result{done}"
 
 
 def _remedy(entry: Redistribution, producer: EdgeEnd, readers: tuple[EdgeEnd, ...]) -> str:
@@ -156,7 +156,7 @@ def _remedy(entry: Redistribution, producer: EdgeEnd, readers: tuple[EdgeEnd, ..
     otherwise = "" if returned and entry.source.has_partial else f", or {who} read {entry.source}"
     lines = [f"It would not run if {producer.node} gave {entry.target}{otherwise}."]
     if entry.source.has_partial:
-        lines.append("A sum is pending because the dim that is summed over is cut.")
+        lines.append("A sum is pending because the dim that is summed over is sharded.")
     return "\n".join(lines)
 
 

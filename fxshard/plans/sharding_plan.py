@@ -71,8 +71,8 @@ class ShardingPlan(PlanData):
             layout: one layout to ask about, written as for pins (default: all legal ones).
 
         Raises:
-            PlanError: nothing has that name, or several values have; or the plan no longer knows its graph: only a plan from
-                ``fxshard.plan`` does, in the same process and unchanged. LayoutError: an impossible layout.
+            PlanError: no value or several values have that name; or the plan does not know its graph: only a plan that ``fxshard.plan``
+                made in this process does, not a copy. LayoutError: an impossible layout.
         """
         return self._maker().explain(self, name, layout)
 
@@ -91,8 +91,8 @@ class ShardingPlan(PlanData):
         return self._maker().at(self, sizes)
 
     def holds_up_to(self) -> Mapping[str, int | None]:
-        """The largest size at which the plan keeps its memory limit, by name of each dynamic dim without a ``max``, the others as in
-        ``memory_sizes``; None if any size does. Dims with a ``max`` are left out: the limit holds there.
+        """For each dynamic dim without a ``max``, by name: the largest size at which the plan keeps its memory limit, with the other dims
+        as in ``memory_sizes``; None if it keeps it at every size. Dims with a ``max`` are left out: the plan keeps its limit up to that.
 
         Raises OptionError for a plan without a limit or without dynamic dims, PlanError as ``at``.
         """
@@ -100,20 +100,18 @@ class ShardingPlan(PlanData):
 
     def _maker(self) -> Origin:
         if self.origin is None:
-            what = (
-                "the plan does not know the graph that it is for: it was read from a file, copied, or made by other means than fxshard.plan"
-            )
+            what = "the plan does not know the graph that it is for: it was read from a file, copied, or not made by fxshard.plan"
             remedy = "plan again, plan = fxshard.plan(model, args, mesh, ...), and ask that plan; pins=plan there keeps these decisions"
             raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy=remedy)
         return self.origin
 
     @property
     def origin(self) -> Origin | None:
-        """Set in the process that made the plan; not part of its data or of copies."""
+        """What answers questions about the plan; set in the process that made it, and not part of its data or of copies."""
         return vars(self).get(_ORIGIN)
 
     def made_by(self, origin: Origin) -> ShardingPlan:
-        """This plan, now able to answer questions."""
+        """Sets ``origin``, so that this plan can answer questions; returns the plan."""
         vars(self)[_ORIGIN] = origin
         return self
 

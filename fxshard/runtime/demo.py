@@ -1,4 +1,4 @@
-"""The demo: a small Llama on real text, trained by two real processes, compiled, with the plan that the solver found."""
+"""The demo: trains a small Llama on real text, in two real processes, compiled, with the plan that the solver finds."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SIZES: dict[str, Any] = {"dim": 128, "heads": 8, "kv_heads": 4, "ffn": 384, "lay
 RATE = 0.1
 SIMULATED_STEPS = 3
 SECONDS = 240
-"""After this long the ranks are ended and the demo fails."""
+"""Time after which the demo kills the ranks and fails."""
 
 
 def main() -> None:
     """Runs the demo; raises RunError when a rank fails."""
     text = corpus()
     print(f"text: {len(text):,} bytes of Python's standard library, {BATCH} x {LENGTH} bytes a step")
-    print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, beside one device ==", flush=True)
+    print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, compared with one device ==", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         _run_ranks(Path(folder))
     print("\n== the same on a simulated 2x2 mesh ==", flush=True)
@@ -72,7 +72,7 @@ def batches(text: torch.Tensor, steps: int) -> Iterable[tuple[torch.Tensor, torc
 
 
 def progress(steps: Iterable[T], total: int) -> Iterator[T]:
-    """``steps`` with a progress bar on a terminal, with a line at the end where output goes elsewhere."""
+    """``steps`` with a progress bar; if output does not go to a terminal, prints one line at the end instead."""
     start = time.perf_counter()
     with tqdm(steps, total=total, desc="steps", disable=None) as bar:
         silent = bar.disable
@@ -82,7 +82,7 @@ def progress(steps: Iterable[T], total: int) -> Iterator[T]:
 
 
 def llama(**changes: Any) -> nn.Module:
-    """The model of ``examples/llama.py``, with the same weights wherever it is made."""
+    """The model of ``examples/llama.py``, with the same weights in every process."""
     torch.manual_seed(0)
     return _example("llama").Llama.small(**{**SIZES, **changes})
 
@@ -90,7 +90,7 @@ def llama(**changes: Any) -> nn.Module:
 def _example(name: str) -> ModuleType:
     path = Path(__file__).parents[2] / "examples" / f"{name}.py"
     if not path.exists():
-        raise RunError(f"the demo's model is not there: {path}", remedy="run the demo from a clone of fxshard, for example with make demo")
+        raise RunError(f"the demo's model is missing: {path}", remedy="run the demo from a clone of fxshard, for example with make demo")
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
@@ -135,7 +135,7 @@ def _program(model: nn.Module) -> Any:
 
 
 def _train(model: nn.Module, text: torch.Tensor, rank: int) -> tuple[list[float], list[Any]]:
-    """Losses of all steps, and the collectives that the last one issued."""
+    """The losses of all steps, and the collectives that the last step issued."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses: list[float] = []
     last: list[Any] = []
@@ -183,7 +183,7 @@ def _report(losses: list[float], alone: list[float], issued: list[Any], model: n
 
 
 def simulated(text: torch.Tensor) -> None:
-    """A few training steps on a 2x2 mesh in this process, in float64, beside one device."""
+    """A few training steps on a 2x2 mesh in this process, in float64, compared with one device."""
     model, alone = llama().double(), llama().double()
     tokens, targets = next(iter(batches(text, 1)))
     mesh = Mesh({"dp": 2, "tp": 2}, hardware="cpu")
@@ -212,9 +212,9 @@ def simulated(text: torch.Tensor) -> None:
 
 
 def _judge(predicted: Mapping[Any, int], issued: Mapping[Any, int], difference: float, allowed: float) -> None:
-    """Raises RunError unless what ran is what was predicted, and gave the numbers of one device."""
+    """Raises RunError unless the predicted collectives ran and the losses are those of one device."""
     if predicted != issued:
-        raise RunError(f"other collectives ran than were predicted: {dict(issued)}, not {dict(predicted)}", remedy="please report it")
+        raise RunError(f"the collectives differ from the prediction: {dict(issued)}, not {dict(predicted)}", remedy="please report it")
     if not difference <= allowed:
         raise RunError(f"the losses differ from those of one device by {difference:.2e}", remedy="please report it")
 

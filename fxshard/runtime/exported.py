@@ -42,7 +42,7 @@ log = logging.getLogger("fxshard")
 
 @dataclass(frozen=True)
 class ExportedProgram(ShardedProgram):
-    """``weights``: whole parameters and buffers by the model's names, empty where the program carries none."""
+    """A program with its ``weights``: whole parameters and buffers by the model's names; empty if it has none."""
 
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
@@ -120,8 +120,8 @@ class BoundModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program; plain tensors are global values.
 
-        Raises RunError for arguments unlike the traced ones, SizesError for sizes that the program does not serve, PlanError for plain
-        arguments where outputs are not whole.
+        Raises RunError for arguments that differ from the traced ones in more than sizes, SizesError for sizes that the program does not
+        serve, PlanError if no argument is a DTensor and an output is not replicated.
         """
         args, kwargs, objects = open_call(args, kwargs)
         names, leaves = leaf_names(args, kwargs), Leaves(pytree.tree_leaves((args, kwargs)))
@@ -135,7 +135,7 @@ class BoundModule(nn.Module):
         return self._runners[key](leaves)
 
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:
-        """The dynamic sizes of a call whose arguments are those that the program takes."""
+        """Checks that the program takes these arguments, and returns the dynamic sizes of the call."""
         check_arguments(self._program, args, kwargs)
         given, sizes = argument_values(args, kwargs), sizes_of_call(self._program, args, kwargs)
         if tuple(sizes.values()) not in self._served:
@@ -149,10 +149,10 @@ class BoundModule(nn.Module):
         """Raises SizesError for sizes that the program does not serve."""
         reason = self._program.refuses(sizes)
         if reason is not None:
-            raise SizesError(reason, remedy="give sizes that the file serves (fxshard inspect says which), or export the model for these")
+            raise SizesError(reason, remedy="give sizes that the file serves (fxshard inspect shows them), or export the model for these")
 
     def _served_by(self, sizes: Mapping[str, int]) -> CompiledProgram:
-        """What runs a call of these sizes; of sizes that the compiler of a rank does not take, what is compiled for them alone."""
+        """The compiled program for a call of these sizes; compiles one for them alone if some rank's compiled code does not serve them."""
         key = tuple(sizes.values())
         if key in self._served:
             return self._served[key]
@@ -176,7 +176,7 @@ class BoundModule(nn.Module):
 def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool) -> ShardedProgram:
     """Plans and lowers what ``request`` asks for, for all sizes of its dynamic dims.
 
-    Unless ``even`` shards may be of unequal lengths; where no such program can be, one that cuts evenly is made, and the log says so.
+    Unless ``even``, shards may have unequal lengths. If no such program is possible, makes one for even sizes only, and logs a warning.
     """
     if request.dynamic and not even:
         try:
@@ -193,7 +193,7 @@ def _lowered(request: Request, mesh: Mesh, dump: Dump) -> ShardedProgram:
 
 
 def _hold(root: nn.Module, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> None:
-    """Gives ``root`` the program's parameters and buffers under their names, submodules made as needed."""
+    """Gives ``root`` the program's parameters and buffers under their names; makes submodules as needed."""
     for end, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
         if end.kind not in ("parameter", "buffer"):
             continue

@@ -72,7 +72,7 @@ def measure_memory(program: ShardedProgram, values: Sequence[torch.Tensor], coor
 def measure_allocated(
     program: ShardedProgram, values: Sequence[torch.Tensor], coordinate: tuple[int, ...] | None = None, compiler: str = "inductor"
 ) -> MeasuredMemory:
-    """The same from the CPU allocator's records in torch's profiler, which include memory inside kernels.
+    """As ``measure_memory``, but from the CPU allocator's records in torch's profiler, which include memory inside kernels.
 
     Inductor needs process groups: torch's fake one is used, so this process must have none.
     """
@@ -95,7 +95,7 @@ def check_values(program: Any, values: Any, coordinate: tuple[int, ...] | None) 
     """Checks that a rank can run on ``values``: one global tensor for each of ``program.inputs``, with the traced shape and dtype."""
     if not isinstance(program, ShardedProgram):
         remedy = "pass fxshard.lower(model, args, plan), or what fxshard.load gives"
-        raise OptionError(f"what is measured is a program, not {a_kind(program)}", where="program", remedy=remedy)
+        raise OptionError(f"only a program can be measured, not {a_kind(program)}", where="program", remedy=remedy)
     if coordinate is not None and coordinate not in set(program.mesh.coordinates()):
         remedy = f"give one index per axis of {program.mesh}, each below its size; None is the first rank"
         raise OptionError(f"mesh {program.mesh} has no rank at {coordinate!r}", where="coordinate", remedy=remedy)
@@ -113,7 +113,7 @@ def check_values(program: Any, values: Any, coordinate: tuple[int, ...] | None) 
 @contextlib.contextmanager
 def _fake_ranks(program: ShardedProgram, coordinate: tuple[int, ...] | None) -> Iterator[BoundProgram]:
     if dist.is_initialized():
-        what = "this process has a process group, and what is compiled would run in it"
+        what = "this process has a process group, and the compiled program would run in it"
         raise RunError(what, remedy="measure in a process of its own, before init_process_group")
     mesh = program.mesh
     dist.init_process_group("fake", rank=mesh.rank(coordinate or (0,) * mesh.ndim), world_size=mesh.size)

@@ -35,8 +35,7 @@ def random_plan(
 ) -> ShardingPlan:
     """A plan with a random legal spec for every node, which may give uneven and empty shards.
 
-    ``whole_outputs``: outputs, and inputs and buffers that are changed or have a gradient, are replicated, as users of plain tensors need
-    them.
+    ``whole_outputs``: replicates outputs, and the inputs and buffers that are changed or have a gradient, as plain tensors require.
     """
     graph = trace(model, example_args, example_kwargs, train=train)
     return random_graph_plan(annotate(graph, as_mesh(mesh)), seed, whole_outputs)
@@ -50,7 +49,7 @@ def random_graph_plan(
     frugal: bool = False,
     timed: bool = False,
 ) -> ShardingPlan:
-    """The same for an annotated graph; ``inputs``: layouts by input name, the others are random.
+    """As ``random_plan``, for an annotated graph; ``inputs``: layouts of some inputs by name, while the others are random.
 
     ``seed`` None: every node is replicated. ``frugal``: also draws which values are saved for the backward, in which layouts, and which
     blocks are recomputed. ``timed``: paths and the objective minimise microseconds instead of bytes.
@@ -75,7 +74,7 @@ def random_graph_plan(
 
 
 def _random_saving(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
-    """Recomputes random blocks, and saves other values that both halves read in a random layout without pending sums."""
+    """Recomputes random blocks; of the other values that both halves read, saves each in a random layout without pending sums."""
     modes = Modes(annotated.graph)
     redone = {block.name: tuple(n.name for n in block.nodes) for block in modes.blocks if draw.choice([True, False])}
     again_nodes = set(itertools.chain(*redone.values()))

@@ -49,7 +49,7 @@ def _argument(**value: Any) -> Callable[[Any], None]:
 
 IN_THE_GRAPH = [
     (_first(target="torch.hub.load"), "not an operator that a program may call"),
-    (_first(target="torch.ops.aten.from_file.default"), "is no argument|cannot have these shapes and arguments"),
+    (_first(target="torch.ops.aten.from_file.default"), "is not an argument|cannot have these shapes and arguments"),
     (_first(target="torch.ops.aten.add_.Tensor"), "not an operator that a program may call"),
     (_first(target="torch.ops.aten.save.default"), "not an operator that a program may call"),
     (_first(target="torch.ops.aten.no_such.default"), "not an operator that a program may call"),
@@ -57,18 +57,18 @@ IN_THE_GRAPH = [
     (_first(subgraph={}), "unknown field 'subgraph'"),
     (_argument(as_custom_obj={"name": "x", "class_fqn": "y"}), "an argument of a kind that a program does not have"),
     (_argument(as_sym_int={"as_expr": {"expr_str": "__import__('os')"}}), "unknown field 'as_expr'"),
-    (_argument(as_sym_int={"as_name": "x"}), "there is no size 'x' before it is read"),
+    (_argument(as_sym_int={"as_name": "x"}), "the size 'x' is read before it is computed"),
     (_argument(as_graph={}), "an argument of a kind"),
     (_argument(as_device={"type": "cuda", "index": 0}), "no device but cpu"),
     (_argument(as_string="bi,io->bx"), "cannot have these shapes and arguments"),
-    (_graph(lambda g: g["nodes"][1]["inputs"][2]["arg"].update(as_string="pp")), "the text 'pp' is no argument"),
-    (_graph(lambda g: g["nodes"].reverse()), "before it is read"),
-    (_graph(lambda g: g["tensor_values"]["x"].update(dtype=99)), "99 is no kind"),
+    (_graph(lambda g: g["nodes"][1]["inputs"][2]["arg"].update(as_string="pp")), "the text 'pp' is not an argument"),
+    (_graph(lambda g: g["nodes"].reverse()), "is read before it is computed"),
+    (_graph(lambda g: g["tensor_values"]["x"].update(dtype=99)), "99 is not a dtype"),
     (_graph(lambda g: g["tensor_values"]["einsum_default"].update(sizes=[{"as_int": 9}])), "the file says otherwise"),
     (_graph(lambda g: g["tensor_values"]["x"].update(sizes=[{"as_int": 2**70}])), "an input cannot have these shapes"),
     (_graph(lambda g: g["outputs"].clear()), "does not hold together"),
     (_graph(lambda g: g["inputs"].reverse()), "does not have the program's inputs"),
-    (_graph(lambda g: g["outputs"][0]["as_tensor"].update(name="lambda")), "there is no tensor 'lambda'"),
+    (_graph(lambda g: g["outputs"][0]["as_tensor"].update(name="lambda")), "the tensor 'lambda' is read before it is computed"),
 ]
 
 
@@ -109,7 +109,7 @@ def test_in_the_manifest(path: Path) -> None:
     for change, what in (
         ({"format": "other"}, "not a fxshard program"),
         ({"version": 1}, "format version 1, which is unknown"),
-        ({"torch": "2.99"}, "is of torch 2.99"),
+        ({"torch": "2.99"}, "torch 2.99 wrote"),
     ):
         path.write_bytes(good)
         with pytest.raises(FileError, match=what):
@@ -174,7 +174,7 @@ def test_text_that_would_fill_the_memory_is_not_read(
 def test_a_plan_is_no_program(tmp_path: Path) -> None:
     """The error says what reads it."""
     small_plan().save(tmp_path / "plan.json")
-    with pytest.raises(FileError, match=r"JSON, as a plan is") as caught:
+    with pytest.raises(FileError, match=r"JSON, like a plan") as caught:
         archive.load(tmp_path / "plan.json")
     assert f"fxshard.ShardingPlan.load({str(tmp_path / 'plan.json')!r})" in str(caught.value.remedy)
 

@@ -33,7 +33,7 @@ def test_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["plan", model, *MESH, *pins, "-o", first, "--explain", "2.weight", "--explain", "relu=S(0)R"]) == 0
     printed = capsys.readouterr().out
     assert "2.weight (parameter, node" in printed and "never gives it" not in printed
-    assert printed.count("bringing it") == 2 and "cache" not in printed
+    assert printed.count("redistribution  ") == 2 and "cache" not in printed
     assert cli.main(["plan", model, *MESH, *pins, "-o", second]) == 0
     assert f"from the cache, {tmp_path / 'cache'}" in capsys.readouterr().out
     assert Path(first).read_bytes() == Path(second).read_bytes()
@@ -53,4 +53,4 @@ def test_wrong_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "did you mean '0.weight'" in capsys.readouterr().err
     assert cli.main(["inspect", str(tmp_path / "a.json"), "--why", "7"]) == USER_ERROR
     said = capsys.readouterr().err
-    assert "there is no collective 7" in said and "--collectives lists them" in said and "(plan)" not in said
+    assert "there is no collective 7" in said and "--collectives lists the collectives" in said and "(plan)" not in said

@@ -177,7 +177,7 @@ def torchs_own(folder: Path) -> None:
             load_checkpoint(folder / name, *other, timeout=30)
             check(other, "adam", 2)
     dist.barrier()
-    with pytest.raises(Exception, match="there is something already"):
+    with pytest.raises(Exception, match="the path exists already"):
         save_checkpoint(folder / "dcp", model, optimizer, format="dcp", timeout=30)
 
 

@@ -43,7 +43,7 @@ mesh          dp=2,tp=2, 4 devices (h100)
 graph         forward, 4 nodes, hash abababababab
 objective     10.75 us, proven optimal (gap 0), of all plans within the limit
 memory        64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
-local graphs  2, one a size class
+local graphs  2, one per size class
 
 collective    axis      count     bytes
 ------------  ------  -------  --------
@@ -53,7 +53,7 @@ parameter      count  layout    shape    dtype
 -----------  -------  --------  -------  -------
 lin.weight         1  RS(0)     8x4      float32
 
-end     name        layout    shape
+kind    name        layout    shape
 ------  ----------  --------  -------
 input   args[0]     S(0)S(1)  5x8
 output  outputs[0]  S(0)R     5x4

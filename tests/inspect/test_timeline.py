@@ -58,7 +58,7 @@ def test_a_plan_has_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path = str(tmp_path / "plan.json")
     small_plan().save(path)
     assert main(["inspect", path, "--timeline"]) == 2
-    assert "a plan has no order of its own" in capsys.readouterr().err
+    assert "a plan has no order of execution" in capsys.readouterr().err
 
 
 def test_a_loaded_program_tells_of_no_passes(tmp_path: Path) -> None:

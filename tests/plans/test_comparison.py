@@ -73,7 +73,7 @@ def test_another_graph_is_compared_by_name() -> None:
     assert_expected_inline(
         str(fxshard.diff(plan, larger)),
         """\
-the plans are for different graphs; what has the same name is compared
+the plans are for different graphs; nodes with the same name are compared
 
            before    after     difference
 ---------  --------  --------  ------------
@@ -127,7 +127,7 @@ gives  S(0)P     mm      aten.mm.default    model.py:7: return self.lin(x)
 reads  S(0)R     output  output outputs[0]
 
 It would not run if mm gave S(0)R.
-A sum is pending because the dim that is summed over is cut.
+A sum is pending because the dim that is summed over is sharded.
 plan.explain('mm', 'S(0)R') says what that would cost.""",
     )
 

@@ -66,8 +66,8 @@ def test_an_answer_that_costs_less_than_the_plan_is_said_to() -> None:
         """\
 args[0] (input, node x): S(0)S(1), in a plan of 166.8 us
 
-read by    which is         as     bringing it    line
----------  ---------------  -----  -------------  ------
+read by    which is         as     redistribution    line
+---------  ---------------  -----  ----------------  ------
 mm         aten.mm.default  S(0)R  2.5 us
 
 layout    total     difference    gap          where
@@ -75,8 +75,8 @@ layout    total     difference    gap          where
 S(0)R     87 us     -79.75 us     50.000% cut  here -1.75 us, 12 elsewhere -78 us; here: tp +1 all_gather, ...
 S(0)S(1)  166.8 us  0             50.000% cut  the plan's own
 
-S(0)R costs less than the plan that was asked, whose search was cut by its time or work limit:
-a longer time_limit can find one of 87 us or less; choices[0].plan of this answer is one.""",
+S(0)R costs less than this plan, whose search was cut by its time or work limit:
+a longer time_limit can find a plan of 87 us or less; choices[0].plan of this answer is one.""",
     )
     dearer = asked(with_repairs(small_plan(), 1.0), with_repairs(other_plan(), 2.0))
     same = asked(with_repairs(small_plan(), 1.0), with_repairs(small_plan(), 1.0))

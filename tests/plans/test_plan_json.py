@@ -276,7 +276,7 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("redistributions.0.steps.0", STEP | {"axis": "dp"}), "the value has S(0) on axis dp", "redistributions[0].steps[0]"),
     (
         _with("redistributions.0.steps.0", STEP | FOLDED),
-        "is no step from S(0)P: other axes cut the same dim",
+        "is not a legal step from S(0)P: other axes cut the same dim",
         "redistributions[0].steps[0]",
     ),
     (_with("redistributions.0.steps.0", STEP | FOLDED | {"to": "S(4 in 0,1)"}), "more than 2 dims", "redistributions[0].steps[0].to"),

@@ -36,17 +36,17 @@ def test_a_gather_that_the_backward_does_again_names_the_first() -> None:
     plan = with_moves(gathered("x", ("mm", 0)), gathered("w", ("mm", 1)), gathered("w", ("late", 0)))
     first, second = plan.why_collective(1), plan.why_collective(2)
     assert first.repeats == "" and plan.why_collective(0).repeats == ""
-    assert second.repeats == "the backward does again what the forward did, in place of keeping it; collective 1 is the first time"
+    assert second.repeats == "the backward repeats what the forward did instead of keeping the result; collective 1 is the first time"
     assert str(second).splitlines()[2] == second.repeats
 
 
 def test_what_is_computed_again_names_the_first_time_if_it_is_there() -> None:
     plan = with_moves(gathered("mm", ("output", 0)), gathered("mm_again", ("late", 0)))
     second = plan.why_collective(1)
-    assert second.repeats == "it belongs to what the backward computes again, in place of keeping it; collective 0 is the first time"
+    assert second.repeats == "the backward computes this block again instead of keeping its values; collective 0 is the first time"
     assert second.producer.line == plan.lines["mm"] and "plan.explain('mm', 'RR')" in str(second)
     (alone,) = [with_moves(gathered("mm_again", ("late", 0))).why_collective(0)]
-    assert alone.repeats == "it belongs to what the backward computes again, in place of keeping it"
+    assert alone.repeats == "the backward computes this block again instead of keeping its values"
 
 
 def test_a_plan_lists_gathers_done_twice_apart_from_other_moves() -> None:

@@ -8,9 +8,9 @@ values, equal on all ranks, and plain outputs are replicated. An output that Dyn
 planner chooses.
 
 A graph is planned at its first call. A graph that Dynamo captured with symbolic sizes (``dynamic=True``, ``mark_dynamic``, or at the
-second size) has one program for all sizes that its shards divide evenly, and another for any size after the first odd one, as in
-``fxshard.parallelize`` (docs/dynamic-shapes.md). Each value of a number that is no size gets a program of its own, and so does each size
-under the option ``plan``, with a log line.
+second size) has one program for all even sizes and, from the first odd size on, another for all sizes, as in ``fxshard.parallelize``
+(docs/dynamic-shapes.md). Each value of a number that is not a size gets a program of its own. So does each size under the option ``plan``,
+and the log says so.
 
 Limits of Dynamo, which apply before this backend sees a graph:
 
@@ -175,7 +175,7 @@ class GraphPrograms:
         return (*((args[i].shape, args[i].stride()) for i in self.graph.open_tensors), *self._numbers(args))
 
     def _numbers(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The numbers of a call that are no sizes, as keys: floats as text, because 0.0 equals -0.0 and nan does not equal itself."""
+        """The numbers of a call that are not sizes, as keys: floats as text, because 0.0 equals -0.0 and nan does not equal itself."""
         return tuple(x.hex() if isinstance(x, float) else x for x in self._values_of_numbers(args))
 
     def _values_of_numbers(self, args: Sequence[Any]) -> list[Any]:
@@ -200,8 +200,8 @@ class GraphPrograms:
     def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, retry: bool = False) -> GraphRunner:
         """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``.
 
-        ``dims``: by default the open sizes, less those that the programs so far show to be static. ``retry``: the program just planned for
-        this call does not serve it. Every rank calls this, with the same sizes and numbers.
+        ``dims``: by default the open sizes, less those that the programs so far show to be static. ``retry``: whether a program was just
+        planned for this call and does not serve it. Every rank calls this, with the same sizes and numbers.
         """
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
@@ -221,13 +221,13 @@ class GraphPrograms:
             except SizesError as error:
                 if not dims:
                     raise
-                self._log(logging.WARNING, "it cannot be for any sizes: %s", error.what)
+                self._log(logging.WARNING, "no program can serve all these sizes: %s", error.what)
                 return self._make(args, fallback_dims(dims), retry=True)
         runner = GraphRunner(compiled, named, outputs, self.graph.distributed, self.options.timeout)
         planned = GraphProgram(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
         self.by_numbers.setdefault(numbers, []).append(planned)
         if len(before) + 1 == WARN_AT_PROGRAMS:
-            text = "one graph was planned for %d sets of sizes and numbers, each for itself: %s"
+            text = "one graph was planned %d times, each time for other sizes or numbers; these change: %s"
             self._log(logging.WARNING, text, WARN_AT_PROGRAMS, self._changing(args))
         if (reason := self._refusal(planned, tensors)) is not None:  # it serves other calls, not the one that it was made for
             self._log(*refusal_message(planned, reason))
@@ -236,11 +236,11 @@ class GraphPrograms:
         return runner
 
     def _dims(self, args: Sequence[Any], made: Sequence[GraphProgram]) -> tuple[DynamicDim, ...]:
-        """The dynamic dims of the next program: the sizes that Dynamo left open, given ``made``, the programs for other sizes."""
+        """The dynamic dims of the next program: the open sizes, less those that ``made``, programs for other sizes, show to be static."""
         opened = () if self._static(args) is not None else dims_of(self.graph.sizes, self.graph.names, args)
         said, what = "; ".join(map(str, opened)), "agree which sizes torch.compile left open"
         if not agreed(said, what, ranks=mesh_ranks(self.device_mesh), timeout=self.options.timeout):
-            text = "sizes stay static: torch.compile saw calls of other sizes on other ranks before, and left other ones open there"
+            text = "sizes stay static: the ranks saw different sizes before, so torch.compile left different sizes open on them"
             self._log(logging.WARNING, text)
             return ()
         if not opened:
@@ -253,7 +253,7 @@ class GraphPrograms:
         return dims
 
     def _static(self, args: Sequence[Any]) -> str | None:
-        """Why each size of this graph needs a program of its own although Dynamo left some open; None if it does not."""
+        """Why each size of this graph needs a program of its own, although Dynamo left some sizes open; None if it does not."""
         if not self.graph.sizes:
             return None
         if self.options.plan is not None:
@@ -262,18 +262,18 @@ class GraphPrograms:
         cut = next((i for i, dim in places if isinstance(x := args[i], DTensor) and any(p.is_shard(dim) for p in x.placements)), None)
         if cut is None:
             return None
-        return f"{self.graph.names[cut]} is a DTensor cut there, and each rank captures again when its own shard requires it"
+        return f"{self.graph.names[cut]} is a DTensor sharded on such a dim, and each rank captures again when its own shard requires it"
 
     def _announce_program(
         self, args: Sequence[Any], before: Sequence[GraphProgram], dims: Sequence[DynamicDim], train: bool, retry: bool
     ) -> None:
-        """Logs which program is made, unless it is the graph's first; warns if open sizes stay static."""
+        """Logs for which call a program is made, unless it is the graph's first; then warns if open sizes stay static."""
         other = bool(self.by_numbers.get(self._numbers(args)))
         if before:
             kind, values = "training" if train else "inference", self._values(args)
             self._log(*replan_message(retry, silent=not other), kind, values + other_calls_text(dims, {}))
         if not before and (reason := self._static(args)) is not None:
-            self._log(logging.WARNING, "sizes stay static, each is planned for itself: %s", reason)
+            self._log(logging.WARNING, "sizes stay static, and each is planned separately: %s", reason)
 
     def _values(self, args: Sequence[Any]) -> str:
         """The shapes of a call's tensors, and the numbers that differ among calls so far; for log messages."""
@@ -328,7 +328,7 @@ class GraphPrograms:
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
 
     def _is_for(self, plan: ShardingPlan, graph: PlanningGraph) -> bool:
-        """Whether to use the user's plan: if it is for this graph, or if it should be, so that lowering raises the error."""
+        """Whether to use the user's plan: if it is for this graph, or if it ought to be (lowering then raises the error)."""
         other = self.by_numbers or self.graph.fragment or plan.train != graph.train
         return plan.graph_hash == graph.hash or not other
 

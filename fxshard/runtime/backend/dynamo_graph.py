@@ -38,9 +38,9 @@ LAYOUT_METHODS = {"to_local", "from_local", "redistribute", "full_tensor"}
 class DynamoGraph:
     """A copy of a Dynamo graph, and what Dynamo knew of it.
 
-    For each placeholder ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, the index
-    among the function's arguments. ``distributed``: for each output whether the user's program sees a DTensor there.
-    ``fragment``: whether it is one of several graphs of the model, after a graph break. ``sizes``: the sizes that Dynamo left open.
+    For each placeholder: ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, its index among the
+    function's arguments. ``distributed``: for each output, whether the user's program sees a DTensor there. ``fragment``: whether a graph
+    break made this one of several graphs of the model. ``sizes``: the sizes that Dynamo left open.
     """
 
     module: fx.GraphModule
@@ -53,7 +53,7 @@ class DynamoGraph:
 
     @property
     def symbolic(self) -> bool:
-        """Whether it serves calls of several sizes or numbers."""
+        """Whether the graph takes numbers, so that it serves calls of several sizes or numbers."""
         return "scalar" in self.kinds
 
     @property
@@ -67,7 +67,7 @@ class DynamoGraph:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The placeholders of numbers that are no sizes and that some node uses."""
+        """The placeholders of numbers that are not sizes and that some node uses."""
         of_sizes = {i for size in self.sizes for i in size.numbers}
         used = [bool(n.users) for n in self.module.graph.nodes if n.op == "placeholder"]
         return [i for i, kind in enumerate(self.kinds) if kind == "scalar" and used[i] and i not in of_sizes]
@@ -170,7 +170,7 @@ def _read_from(node: fx.Node, tensor: fx.Node, dim: int, last: fx.Node) -> None:
 
 
 def _make_constant(node: fx.Node, value: Any) -> None:
-    """Replaces the placeholder of a number by this call's value; a float comes as a tensor that the graph reads by ``item``."""
+    """Replaces the placeholder of a number by this call's value; Dynamo passes a float as a tensor, which the graph reads by ``item``."""
     number = value.item() if isinstance(value, torch.Tensor) else value
     for user in list(node.users):
         if user.op == "call_method" and user.target == "item":
@@ -227,7 +227,7 @@ def _refuse_local_views(module: fx.GraphModule) -> None:
         name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
         if node.op in ("call_method", "call_function") and name.removeprefix("prim_") in LAYOUT_METHODS:
             raise TraceError(
-                f"the model calls {name.removeprefix('prim_')} on a DTensor: what it computes on shards cannot be planned anew",
+                f"the model calls {name.removeprefix('prim_')} on a DTensor: what it computes on shards cannot be planned",
                 where=source_line(node),
                 remedy="call it outside of the compiled part, in a function under torch.compiler.disable, or leave layouts to fxshard",
             )

@@ -23,9 +23,9 @@ from fxshard.passes.trace.rewrites.probe import probe
 
 @dataclass(frozen=True)
 class View:
-    """A view of a tensor: the tensor itself if ``strides`` is None, else these strides, starting at ``offset`` elements.
+    """A view of a tensor: the tensor itself if ``strides`` is None, else ``shape`` and ``strides``, from ``offset`` elements on.
 
-    ``base``: the strides that the tensor must have. ``detached``: whether no gradient flows through the view.
+    ``base``: the strides that the viewed tensor must have. ``detached``: whether no gradient flows through the view.
     """
 
     detached: bool = False
@@ -40,7 +40,7 @@ class View:
         if self.strides is None:
             return tensor
         if tensor.stride() != self.base:
-            what = f"an output is a view of a tensor with strides {self.base}, which comes with {tensor.stride()} in this call"
+            what = f"an output is a view of a tensor with strides {self.base}, which has strides {tensor.stride()} in this call"
             raise RunError(what, remedy="return a clone of the view, or pass tensors of the same strides")
         return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
@@ -60,15 +60,15 @@ class Output:
 
 
 def output_kind(output: Output) -> tuple[Any, ...]:
-    """The part of an output that one program fixes, whatever the sizes of a call."""
+    """The part of an output that must be equal in all calls of one program, whatever their sizes."""
     return output.computed, output.of_input, output.of_output, output.view.detached, output.view.strides is None
 
 
 def find_outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor], distributed: Sequence[bool], views: bool) -> tuple[Output, ...]:
     """The outputs of ``module`` for inputs like ``tensors``.
 
-    ``distributed``: for each whether it is a DTensor, which counts as computed unless it is an input. ``views``: whether to detect views;
-    if False, they count as computed. Raises TraceError for a data-dependent number.
+    ``distributed``: for each output, whether it is a DTensor, which counts as computed unless it is an input. ``views``: whether to detect
+    views; if False, they count as computed. Raises TraceError for a number that depends on data.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     probes = [fake_tensor(t, mode, train=False) for t in tensors]
@@ -76,8 +76,8 @@ def find_outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor], distri
     for value in values:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not value.node.is_constant():
             raise TraceError(
-                "the graph returns a Python number that only running tells",
-                remedy="return a tensor, or leave torch._dynamo.config.capture_scalar_outputs off: then .item() ends a graph",
+                "the graph returns a Python number that is known only at run time",
+                remedy="return a tensor, or leave torch._dynamo.config.capture_scalar_outputs off: then .item() breaks the graph",
             )
     shared = len({*map(storage_key, probes), *(k := _storages(values))}) < len(probes) + len(k)
     needed = [t.requires_grad and torch.is_grad_enabled() for t in tensors]
@@ -149,7 +149,7 @@ def _fills_storage(value: Any) -> bool:
 
 
 def _outputs_with_gradient(module: fx.GraphModule, tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> list[bool]:
-    """For each output whether it has a gradient, from a run on fakes that require gradients if ``needed``."""
+    """For each output, whether it has a gradient; found by a run on fakes, of which those that are ``needed`` require gradients."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     probes = [_non_leaf_fake(t, mode) if one else fake_tensor(t, mode, train=False) for t, one in zip(tensors, needed, strict=True)]
     values = probe(module, probes, grad=any(needed))
@@ -157,7 +157,7 @@ def _outputs_with_gradient(module: fx.GraphModule, tensors: Sequence[torch.Tenso
 
 
 def _non_leaf_fake(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A fake that requires a gradient and is no leaf, so that the graph may mutate it."""
+    """A fake that requires a gradient and is not a leaf of autograd, so that the graph may mutate it."""
     with mode, torch.enable_grad():
         size = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
         flat = torch.empty(size, dtype=value.dtype, requires_grad=True) * 1

@@ -50,8 +50,10 @@ def open_sizes(placeholders: Sequence[fx.Node]) -> tuple[OpenSize, ...]:
 
 
 def dims_of(sizes: Sequence[OpenSize], names: Sequence[str], args: Sequence[Any]) -> tuple[DynamicDim, ...]:
-    """The dynamic dims of a call with ``args``; ``names``: those of all placeholders. The user did not ask for these
-    dims: one that cannot change becomes static without an error."""
+    """The dynamic dims of a call with ``args``; ``names``: those of all placeholders.
+
+    The user did not ask for these dims, so one that cannot change becomes static without an error.
+    """
     found: dict[str, DynamicDim] = {}
     for one in sizes:
         at, dim = one.places[0]

@@ -29,7 +29,7 @@ from fxshard.shapes import evaluate_all
 @dataclass(frozen=True)
 class HookCall:
     """A hook to call after a run. ``opaque``: why the graph cannot contain it; "" if the graph computes its tensors and only its other
-    effects are left."""
+    effects remain to be done."""
 
     module: nn.Module
     name: str
@@ -37,20 +37,20 @@ class HookCall:
     opaque: str
 
     def __call__(self, given: Sequence[Any]) -> None:
-        """Calls the hook; raises RunError if it does something that can have no effect after the run."""
+        """Calls the hook; raises RunError if the hook does something that has no effect after the run."""
         tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
         before, held = versions_of(tensors), self._held()
         result = self.hook.call(self.module, *given)
         if result is not None and self.opaque:
             raise self._error(f"returns {type(result).__name__}, but could not be captured: {self.opaque}", "return nothing from it")
         if versions_of(tensors) != before:
-            raise self._error("changes a tensor in place, after the program that it was to have an effect on", "return a new value")
+            raise self._error("changes a tensor in place, but the program that should see the change has already run", "return a new value")
         if self._held() != held:
-            raise self._error("changes a parameter or buffer, and something that is in no graph", "make two hooks of it")
+            raise self._error("changes a parameter or buffer, and also something that no graph contains", "split it into two hooks")
         if any(map(has_gradient_hooks, tensors)):
             raise self._error(
-                "asks for the gradient of a value (register_hook, retain_grad), which is the program's own",
-                "compute it by torch.autograd.grad of an output",
+                "asks for the gradient of a value (register_hook, retain_grad) that is internal to the program",
+                "compute the gradient with torch.autograd.grad of an output",
             )
 
     def _held(self) -> list[tuple[int, int]]:
@@ -64,7 +64,7 @@ class HookCall:
 
 
 def _hook_calls(model: nn.Module, watched: Sequence[Watched] | None) -> tuple[HookCall, ...] | None:
-    """The calls of the hooks registered on ``model`` now; None for a program without hooked values among its outputs."""
+    """The calls of the hooks that ``model`` has now; None for a program without values for hooks among its outputs."""
     if watched is None:
         return None
     everywhere = {hook.key: hook for hook in global_hooks()}
@@ -78,7 +78,7 @@ def _hook_calls(model: nn.Module, watched: Sequence[Watched] | None) -> tuple[Ho
 
 @dataclass(frozen=True)
 class BackwardHooks:
-    """The backward hooks of one call of a module, and the taps whose gradients they receive."""
+    """The backward hooks of one call of a module, and the taps (see ``GradientTaps``) whose gradients they receive."""
 
     module: nn.Module
     name: str
@@ -97,14 +97,17 @@ class BackwardHooks:
             return
         result = hook.call(self.module, out) if hook.kind == BACKWARD_PRE else hook.call(self.module, given, out)
         if result is not None:
-            what = f"{described(hook, self.name)} returns gradients, but a backward is one program, which has ended"
+            what = f"{described(hook, self.name)} returns gradients, but the whole backward is one program, which has already run"
             remedy = "return nothing from it, or register it on the parallelized module itself; hooks of parameters may change gradients"
             raise RunError(what, where=self.name, remedy=remedy)
 
 
 @dataclass(frozen=True)
 class GradientTaps:
-    """The taps of a program: zero inputs whose gradients the backward hooks receive. ``kinds``: (shape, dtype) of each."""
+    """The taps of a program: inputs of zeros, each added to a value of the model, so that the gradient of the tap is that of the value.
+
+    Backward hooks receive these gradients. ``kinds``: (shape, dtype) of each tap.
+    """
 
     kinds: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     calls: tuple[BackwardHooks, ...]
@@ -121,7 +124,7 @@ class GradientTaps:
         return [torch.zeros(s, dtype=d, device=self.device, requires_grad=True) for s, d in zip(shapes, kinds, strict=True)]
 
     def call_after_backward(self, taps: Sequence[torch.Tensor]) -> None:
-        """Has the hooks called once the backward has computed all gradients, in the order in which autograd would call them."""
+        """Schedules the hooks for when the backward has computed all gradients, in the order in which autograd would call them."""
         events = [(event, call, hook) for call in self.calls for event, hook in call.events()]
 
         def call_hooks(grads: Sequence[torch.Tensor | None]) -> None:
@@ -149,7 +152,7 @@ def _gradient_taps(model: nn.Module, graph: PlanningGraph, device: torch.device)
 
 @dataclass(frozen=True)
 class AfterRun:
-    """What to do after a run of a program. ``calls``: the hooks to call, None for a program without hooked values among its outputs;
+    """What to do after a run of a program. ``calls``: the hooks to call, None for a program without values for hooks among its outputs;
     ``side_effects``: what the forward sets in attributes of ``modules``."""
 
     calls: tuple[HookCall, ...] | None

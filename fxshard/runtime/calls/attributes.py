@@ -1,4 +1,4 @@
-"""Python attributes that a model's forward may read: numbers, strings and flags of its modules, and tensors that are no buffers.
+"""Python attributes that a model's forward may read: numbers, strings and flags of its modules, and tensors that are not buffers.
 
 A traced graph contains their values as constants.
 """
@@ -26,8 +26,8 @@ Attributes = tuple[tuple[tuple[str, object], ...], ...]
 
 
 NEW_PROGRAM_EACH_VALUE = (
-    "the forward of %s reads its attribute %s, which is another at each call: each value takes a program of its own; keep it in a buffer, "
-    "self.register_buffer(%r, torch.tensor(...)), and change that by fill_()"
+    "the forward of %s reads its attribute %s, which changes at each call: each value needs a program of its own; keep it in a buffer, "
+    "self.register_buffer(%r, torch.tensor(...)), and change that with fill_()"
 )
 MAX_VALUES = 8
 """The number of values of one attribute, set by the forward itself, that may each have a program."""
@@ -87,7 +87,7 @@ class AttributeHistory:
             return
         if plan is not None and plan.graph_hash != graph.hash and effects.reads:
             paths = ", ".join(write.path for write in effects.writes)
-            what = f"the plan does not return what the forward of {self.model} leaves in attributes ({paths})"
+            what = f"the plan does not return the tensors that the forward of {self.model} stores in attributes ({paths})"
             raise PlanError(what, remedy="let parallelize plan, or return those tensors from the forward instead")
         self.written |= {write.attribute for write in effects.writes}
         for (place, name), path, where in effects.read:
@@ -95,9 +95,9 @@ class AttributeHistory:
             if value in seen or (isinstance(value, TensorRef) and (place, name) not in graph.fixed):
                 continue
             if len(seen) == MAX_VALUES and (place, name) in self.written:
-                what = f"the forward of {self.model} sets its attribute {path} and computes with what it was before"
+                what = f"the forward of {self.model} sets its attribute {path} and computes with its previous value"
                 raise RunError(
-                    f"{what}: there have been {MAX_VALUES + 1} values of it, and each takes a program of its own",
+                    f"{what}: it has had {MAX_VALUES + 1} values, and each needs a program of its own",
                     where=where or path,
                     remedy=f"keep it in a buffer, which a program reads and writes: self.register_buffer({name!r}, torch.tensor(...))",
                 )

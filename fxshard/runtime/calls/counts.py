@@ -1,4 +1,4 @@
-"""Python numbers that a call changes in its argument objects: each becomes a dynamic size, or makes a new program for every value."""
+"""Python numbers that a call changes in its argument objects: each becomes a dynamic size, or needs a program for every value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fxshard.graph.objects import Counted, outcome_spec_of
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.ranks.launch import announce
 
-COUNTS = "each call changes %s%s, a Python number: with another number it is another call, which has a program of its own"
+COUNTS = "each call changes %s%s, a Python number: each value of such a number needs a program of its own"
 
 
 def new_counters(graph: PlanningGraph, counted: Counted) -> Counted:
@@ -20,7 +20,7 @@ def new_counters(graph: PlanningGraph, counted: Counted) -> Counted:
 
 
 def warn_of_counts(graph: PlanningGraph, told: set[str], device_mesh: DeviceMesh) -> None:
-    """Warns once of numbers that a call changes and that are no dynamic sizes; ``told``: those already warned of, updated here."""
+    """Warns once about numbers that a call changes and that are not dynamic sizes; ``told``: numbers warned about, updated here."""
     after = outcome_spec_of(graph.out_spec)
     counts = [path for path in (after.counts if after is not None else ()) if path not in told]
     if counts:

@@ -21,12 +21,12 @@ from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.launch import announce, mesh_ranks, objection
 from fxshard.shapes import DynamicDim, first_broken
 
-UNEVEN_SIZES = "%s is no multiple of its number of shards: the next program allows shards of unequal lengths, and serves every size"
-REFUSED_BEFORE_COMPILING = "that program is kept for other calls, and compiled when the first of them comes: %s"
-REFUSED_AFTER_COMPILING = "that program is kept for other calls, another is made for this one: %s"
+UNEVEN_SIZES = "%s is not a multiple of its number of shards: the next program allows shards of unequal lengths and serves every size"
+REFUSED_BEFORE_COMPILING = "the program does not serve this call; it is kept for other calls, and compiled when the first of them comes: %s"
+REFUSED_AFTER_COMPILING = "the program does not serve this call; it is kept for other calls, and another is made for this one: %s"
 
 Shapes = tuple[tuple[int, ...] | None, ...]
-"""The shapes of the leaves of a call's arguments; None for a leaf that is no tensor."""
+"""The shapes of the leaves of a call's arguments; None for a leaf that is not a tensor."""
 
 
 class SizedRunner(Protocol):
@@ -103,7 +103,7 @@ def agreed_refusal(found: CachedProgram, leaves: Sequence[Any], device_mesh: Dev
     reason = _refusal_before_compiling(runner, found.shapes, leaves)
     if reason is None and any(one.uneven for one in program.sizes):
         node = illegal_node_at(found.graph, program.plan, runner.sizes_of(leaves))
-        reason = None if node is None else f"the plan of {node} is not legal there"
+        reason = None if node is None else f"the plan's layouts of {node} are not legal at these sizes"
     if reason is not None:
         return reason
     compiled = runner.compiled
@@ -120,9 +120,9 @@ def refusal_message(found: CachedProgram, reason: str) -> tuple[int, str, str]:
 
 
 def replan_message(retry: bool, silent: bool = False) -> tuple[int, str]:
-    """(log level, message) for planning another program: a WARNING once per call.
+    """(log level, message) for planning another program: a WARNING, but INFO if ``silent``.
 
-    INFO for a further program for the same call (``retry``), and if ``silent``.
+    A further program for the same call (``retry``) is INFO too, so that there is one warning per call.
     """
     if retry:
         return logging.INFO, "planning once more for %s: %s"
@@ -141,9 +141,11 @@ def trace_with_static_fallback(
     device_mesh: DeviceMesh,
     moved: Collection[str] | None = None,
 ) -> PlanningGraph:
-    """The graph that ``trace`` returns. Automatic dynamic dims that the model does not let change become static, which is logged: as a
-    WARNING if the dim is among ``moved``, by name, by default all, else as INFO. Raises what ``trace`` raises if the user asked for the
-    dim, or if no dim is dynamic."""
+    """The graph that ``trace`` returns for ``dims``.
+
+    An automatic dynamic dim that the model does not allow to change becomes static. This is logged as a WARNING if the dim's name is among
+    ``moved`` (default: all), else as INFO. If the user asked for the dim, or no dim is dynamic, the error of ``trace`` is raised.
+    """
     while True:
         try:
             return trace(dims)
@@ -164,7 +166,7 @@ def dynamic_dims_of_call(
     *,
     everything: bool = False,
 ) -> tuple[tuple[DynamicDim, ...], tuple[str, ...]]:
-    """(the dynamic dims of the next program for the leaves ``named``, the names of those that no program so far shards evenly).
+    """(the dynamic dims of the next program for the leaves ``named``, the names of those whose size is odd, for the first time).
 
     ``seen``: shapes of similar calls. ``made``: programs that would serve the call but for its sizes, and their shapes. Other
     arguments as in ``changed_dims``. If a program with uneven shards does not serve the call either, some other assumption of the model
@@ -200,8 +202,8 @@ def changed_dims(
 ) -> tuple[DynamicDim, ...]:
     """The dynamic dims of a call of the leaves ``named``: those ``asked`` for, and those that had another size in ``seen``.
 
-    Dims whose sizes have been equal in every call become one dynamic dim, which is one of those ``asked`` for where that has changed like
-    them. ``everything``: makes every dim dynamic whose size is not 1.
+    Dims whose sizes were equal to each other in every call become one dynamic dim: one of those ``asked`` for, if that changed in the same
+    way, else a new one. ``everything``: whether to make every dim dynamic whose size is not 1.
     """
     index = {path: i for i, path in enumerate(named)}
 
@@ -245,7 +247,7 @@ def moved_names(dims: Sequence[DynamicDim], named: Mapping[str, Any], seen: Sequ
 
 
 def _parts(dim: DynamicDim, history: Callable[[tuple[str, int]], tuple[int, ...]]) -> list[DynamicDim]:
-    """``dim`` parted into places whose sizes have been equal in every call. Only the places of marks, which have no names, can differ."""
+    """``dim`` split into groups of places whose sizes were equal in every call. Only dims that were marked, not named, can need a split."""
     groups: dict[tuple[int, ...], list[tuple[str, int]]] = {}
     for place in dim.places:
         groups.setdefault(history(place), []).append(place)
@@ -261,11 +263,11 @@ def _automatic_dim(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
 
 
 def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
-    """The dims, besides ``known``, that the call of the leaves ``named`` itself changes in the objects that it is given.
+    """The dims, besides ``known``, that the call of the leaves ``named`` changes itself, in the objects that it is given, such as a cache.
 
-    They include numbers that it changes there. The next call of this kind has other sizes. Dims of other arguments that have the new
-    size change along with them, such as those of the mask over a cache and the new token; but not their dim 0 if dim 0 of what grows
-    stays at that size: it is the batch.
+    Numbers that the call changes there count as dims too. The next call of this kind has other sizes. Dims of other arguments that have
+    the new size change along, such as those of a mask over the cache and the new token. Their dim 0 does not if dim 0 of the growing tensor
+    has that size and keeps it: then it is the batch.
     """
     taken = {place for dim in known for place in dim.places}
     after = {end.name: value.meta["val"] for end, value in zip(graph.outputs, operands(graph.module.graph.output_node()), strict=True)}

@@ -36,7 +36,7 @@ def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size
     """
     check_device_mesh(device_mesh)
     if not isinstance(x, torch.Tensor) or isinstance(x, DTensor):
-        raise OptionError(f"the batch is {a_kind(x)}", remedy="give this rank's own rows as a plain tensor, one call a tensor")
+        raise OptionError(f"the batch is {a_kind(x)}", remedy="give this rank's own rows as a plain tensor, one tensor per call")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
         raise OptionError(f"the size of the whole batch is {size!r}", remedy="give a number of rows, or leave size out")
     mesh = as_mesh(device_mesh)
@@ -49,7 +49,7 @@ def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size
     if lengths != list(chunk_lengths(total, ranks)) or lengths[mine] != x.shape[0]:
         held = lengths if size is None else f"{x.shape[0]} on this rank"
         raise RunError(
-            f"a batch of {total} over {axis}={ranks} is cut as {list(chunk_lengths(total, ranks))}, the ranks hold {held}",
+            f"a batch of {total} over {axis}={ranks} is split into {list(chunk_lengths(total, ranks))}, but the ranks hold {held}",
             remedy="give each rank its part of torch.chunk(batch, ranks): all but the last ones hold ceil(size / ranks)",
         )
     placements = [Shard(0) if i == index else Replicate() for i in range(mesh.ndim)]
@@ -86,7 +86,10 @@ class Leaves(list[Any]):
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], counted: Counted = frozenset()) -> tuple[Sequence[Any], pytree.TreeSpec]:
-    """(leaves, structure) of a call's ``(args, kwargs)``; calls without containers share one structure object."""
+    """(leaves, structure) of a call's ``(args, kwargs)``; equal calls without containers share one structure object.
+
+    ``counted``: the numbers that calls change, which are leaves too (see ``fxshard.graph.objects``).
+    """
     leaves = (*args, *kwargs.values()) if kwargs else args
     if _LEAF_TYPES.issuperset(map(type, leaves)):
         return leaves, _flat_structure(len(args), tuple(kwargs))
@@ -152,7 +155,7 @@ def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], b
     if distributed:
         return as_dtensor(local, bound.device_mesh, layout, shape)
     if not layout.is_replicated:
-        what = f"a plain result of shape {shape} is in {layout}, it would have to be gathered"
+        what = f"a plain result of shape {shape} is in {layout} and would have to be gathered"
         raise PlanError(what, remedy=f"plan with output_layouts={str(Layout.replicated(len(layout)))!r}, or pass DTensors")
     return local
 
@@ -184,8 +187,8 @@ def check_plain_results(
             continue
         if end.kind == "output":
             remedy = f"fxshard.plan(..., output_layouts={whole!r}), or pass DTensors (fxshard.local_batch): then outputs are DTensors"
-            raise PlanError(f"{end.name} is planned in {layout}, but returns as a plain tensor, so that it must be whole", remedy=remedy)
-        what = "its gradient" if end.kind == "gradient" else "what it is changed to"
+            raise PlanError(f"{end.name} is planned in {layout}, but returned as a plain tensor, so it must be replicated", remedy=remedy)
+        what = "its gradient" if end.kind == "gradient" else "its new value"
         option = "input_layouts" if kinds[end.name] == "input" else "pins"
         remedy = f"fxshard.plan(..., {option}={{{end.name!r}: {whole!r}}})" + (", or pass a DTensor" if option != "pins" else "")
         raise PlanError(f"{end.name} is a plain tensor planned in {layout}, {what} would have to be gathered", remedy=remedy)
@@ -204,7 +207,7 @@ def write_back(target: torch.Tensor, local: torch.Tensor, layout: Layout, shape:
 
 
 def shapes_text(named: Mapping[str, Any]) -> str:
-    """The shapes of a call's arguments by name, and the values of arguments that are no tensors; for log messages."""
+    """The shapes of a call's arguments by name, and the values of arguments that are not tensors; for log messages."""
     return ", ".join(
         f"{name} {tuple(x.shape)}" if isinstance(x, torch.Tensor) and not is_length(x) else f"{name}={length_of(x)!r}"
         for name, x in named.items()

@@ -152,7 +152,7 @@ def check_pins(pins: Any) -> None:
 
 
 def check_unused(plan: Any, **others: Any) -> None:
-    """Raises OptionError if there is a ``plan`` and any of ``others``, options by name, is set: the plan already decides them."""
+    """Raises OptionError if there is a ``plan`` and one of ``others``, options by name, is set: the plan already decides these."""
     said = [name for name, value in others.items() if value is not None and not (name == "objective" and value == OBJECTIVES[0])]
     if plan is not None and said:
         what = f"a plan is given, so that {', '.join(said)} would be ignored"
@@ -160,7 +160,7 @@ def check_unused(plan: Any, **others: Any) -> None:
 
 
 def check_plan(plan: Any, mesh: Mesh | DeviceMesh | None = None) -> None:
-    """Raises OptionError if ``plan`` is no ShardingPlan, PlanError if it is for another mesh."""
+    """Raises OptionError if ``plan`` is not a ShardingPlan, PlanError if it is for another mesh."""
     if not isinstance(plan, ShardingPlan):
         raise OptionError(f"plan is {a_kind(plan)}", remedy="pass a ShardingPlan; ShardingPlan.load(path) reads one from a file")
     have = None if mesh is None else as_mesh(mesh)
@@ -211,4 +211,4 @@ def check_source(source: Any, ranks: Sequence[int]) -> None:
     if source is None or source == "same" or (type(source) is int and source in ranks):
         return
     remedy = f'give one of {list(ranks)}, None, or "same"'
-    raise OptionError(f"src_data_rank is {source!r}, which is no rank of the mesh", remedy=remedy)
+    raise OptionError(f"src_data_rank is {source!r}, which is not a rank of the mesh", remedy=remedy)

@@ -103,7 +103,7 @@ class Runner:
     def _is_dtensor(self, name: str, layout: Layout, leaves: Sequence[Any]) -> bool:
         """Whether an output is a DTensor in a call without DTensor arguments.
 
-        It is if it may be sharded and is not replicated, or if it replaces a DTensor in an object.
+        It is one if it replaces a DTensor in an object, or if it is sharded and either belongs to an object or was requested.
         """
         place = self.leaf_of.get(self.paths.get(name, ""))
         return (not layout.is_replicated and (name in self.paths or name in self.requested_outputs)) or (

@@ -84,7 +84,7 @@ def save_checkpoint(
         if format == "dcp":
             check_dcp(target, len(ranks))
         elif not in_place and target.is_dir():
-            raise FileError("a folder stands where the file is to be", where=str(target), remedy="name a file")
+            raise FileError("there is a folder at the path of the file", where=str(target), remedy="name a file")
         return new_folder(parts)
 
     fields = _compared_fields(target, state)
@@ -173,18 +173,18 @@ def open_checkpoint(path: str | Path) -> Source:
 
 
 def _group(tensors: Mapping[str, torch.Tensor]) -> tuple[Group | None, tuple[int, ...]]:
-    """The participating ranks, sorted: those of the model's mesh, or of the process group for a plain model."""
+    """(the group to agree with, None if alone; the ranks that take part, sorted): of the model's mesh, or all for a plain model."""
     own = ranks_of(tensors)
     group = default_group(own)
     if group is not None:
         return group, group.ranks
     if own is not None and len(own) > 1:
-        raise OptionError("the ranks of this mesh are not real: the process group is torch's fake one", remedy="save where it runs")
+        raise OptionError("the ranks of this mesh are not real: the process group is torch's fake one", remedy="save in the real run")
     return None, own or (0,)
 
 
 def _index(state: State, ranks: Sequence[int], own: Mapping[str, torch.Tensor], number: int) -> Index:
-    """The index that says where everything is written; adds this rank's generators to ``state``. Generators of one kind have one size."""
+    """The index of everything that is written; adds this rank's generators to ``state``. Generators of one kind have states of one size."""
     entries = assign_writers(state.tensors, ranks)
     for kind, tensor in own.items():
         for other in range(len(ranks)):

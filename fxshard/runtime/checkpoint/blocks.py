@@ -29,13 +29,13 @@ def ranks_of(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
             found.setdefault(tuple(sorted(tensor.device_mesh.mesh.flatten().tolist())), name)
     if len(found) > 1:
         (a, one), (b, other) = list(found.items())[:2]
-        what = f"{one} lies on the ranks {list(a)}, {other} on {list(b)}"
+        what = f"{one} is on the ranks {list(a)}, {other} on {list(b)}"
         raise OptionError(what, remedy="place all tensors on one mesh, replicated over the axes that do not cut them")
     return next(iter(found), None)
 
 
 def assign_writers(tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> dict[str, Entry]:
-    """The blocks of each tensor with their writers; a plain tensor is equal on all ranks."""
+    """The blocks of each tensor with the ranks that write them; a plain tensor is one block that all ranks hold."""
     load = [0] * len(ranks)
     entries = {}
     for name, tensor in tensors.items():
@@ -73,7 +73,7 @@ def local_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_checksums(index: Index, sums: Sequence[Mapping[str, str]]) -> Index:
-    """``index`` with the checksums of each rank's file."""
+    """``index`` with the checksums ``sums``: for each rank's file, by tensor name."""
     entries = {}
     for name, entry in index.entries.items():
         entries[name] = replace(entry, chunks=tuple(replace(c, crc32=sums[c.file][name]) for c in entry.chunks))

@@ -74,7 +74,7 @@ class _Unpickler(pickle.Unpickler):
         known = {("torch", "Size"): tuple, ("torch.serialization", "_get_layout"): str, ("collections", "OrderedDict"): dict}
         if (module, name) in known:
             return known[module, name]
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which the metadata of a checkpoint does not")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which the metadata of a checkpoint never does")
 
 
 def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
@@ -90,15 +90,15 @@ def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
 def check_dcp(path: Path, ranks: int) -> None:
     """Raises OptionError if torch cannot write a folder here."""
     if path.exists():
-        what = "there is something already, which a save in torch's format does not take the place of"
+        what = "the path exists already, and a save in torch's format replaces nothing"
         raise OptionError(f"{what}: {path}", remedy="give each such checkpoint a path of its own")
     if dist.is_initialized() and dist.get_world_size() != ranks:
-        what = f"torch.distributed.checkpoint is for all {dist.get_world_size()} ranks of the process group, the mesh has {ranks}"
+        what = f"torch.distributed.checkpoint needs all {dist.get_world_size()} ranks of the process group, the mesh has {ranks}"
         raise OptionError(what, remedy="save without format=")
 
 
 def open_dcp(path: Path) -> Source:
-    """Opens a folder that ``dcp.save`` wrote of ``{"model": ..., "optim": ...}`` (as from ``get_state_dict``), or of a model alone."""
+    """Opens a folder that ``dcp.save`` wrote from ``{"model": ..., "optim": ...}`` (see ``get_state_dict``), or from a model alone."""
     where = str(path / METADATA)
     data = read_bytes(path / METADATA)
     try:
@@ -112,7 +112,7 @@ def open_dcp(path: Path) -> Source:
 
 
 class _Reader:
-    """Finds blocks and values by torch's names, and converts these to the names of ``state``."""
+    """Finds blocks and values by torch's names, and converts these names to those of state.py."""
 
     def __init__(self, path: Path, root: Any) -> None:
         if not isinstance(root, Record) or root.kind != "Metadata":
@@ -148,7 +148,7 @@ class _Reader:
         def block(own: str, chunk: Chunk) -> torch.Tensor:
             found = self._load(torch_names[own], chunk.offset)
             if not isinstance(found, torch.Tensor):
-                raise FileError(f"{own!r} is no tensor", where=str(self.path), remedy=REMAKE)
+                raise FileError(f"{own!r} is not a tensor", where=str(self.path), remedy=REMAKE)
             return found
 
         return Source(Index(entries, values=values, ranks=ranks), block, str(self.path), identity)
@@ -165,7 +165,7 @@ class _Reader:
         try:
             file = place.get("relative_path")
             if PurePosixPath(file).name != file or place.values.get("transform_descriptors"):
-                raise FileError(f"{name!r} lies at {file!r}, or was changed on its way there", where=where, remedy="save it plainly")
+                raise FileError(f"{name!r} is at {file!r}, or was transformed when saved", where=where, remedy="save without transforms")
             where = str(self.path / file)
             with open(where, "rb") as stream:
                 stream.seek(place.get("offset"))

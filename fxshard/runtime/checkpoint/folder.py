@@ -60,7 +60,7 @@ def check_parts(folder: Path, ranks: int) -> None:
     absent = [number for number in range(ranks) if not (folder / rank_file(number)).is_file()]
     if absent:
         remedy = "save to a file system that all ranks share"
-        raise FileError(f"the file of rank {absent[0]} is not to be seen from the rank that finishes", where=str(folder), remedy=remedy)
+        raise FileError(f"the rank that finishes cannot see the file of rank {absent[0]}", where=str(folder), remedy=remedy)
 
 
 def commit_index(path: Path, index: Index) -> None:

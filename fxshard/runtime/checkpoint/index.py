@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """Tensors by name, aliases of tied tensors, and everything else as JSON (see ``tree``).
+    """Tensors by name, aliases of tied tensors, and everything else as JSON (see json_values.py).
 
     ``folder``: the subfolder with the ranks' files; ``ranks``: the number of files.
     """
@@ -77,7 +77,7 @@ class Index:
 
 def dtype_name(dtype: torch.dtype, name: str) -> str:
     if dtype not in NAMES:
-        raise OptionError(f"{name} is of {dtype}, which safetensors does not know", remedy="convert it, torch.view_as_real for one")
+        raise OptionError(f"{name} is of {dtype}, which safetensors lacks", remedy="convert it, for example by torch.view_as_real")
     return NAMES[dtype]
 
 
@@ -91,16 +91,16 @@ def read_index(text: bytes | str, where: str) -> Index:
         raise root.fail(f"the checkpoint has format version {version}, which is unknown", f"this fxshard reads version {VERSION}")
     root.known(("sha256", "format", "version", "folder", "ranks", "tensors", "aliases", "values"))
     if root.get("sha256", Field.text) != _digest({k: v for k, v in root.value.items() if k != "sha256"}):
-        raise root.fail("the index is damaged: its hash is another", REMAKE)
+        raise root.fail("the index is damaged: its hash does not match", REMAKE)
     ranks = root.get("ranks", lambda f: f.whole(1))
     entries = dict(root.get("tensors", lambda f: f.tuple_of(lambda one: _entry(one, ranks))))
     aliases = {name: one.text() for name, one in root.get("aliases", Field.entries).items()}
     for name, target in aliases.items():
         if target not in entries:
-            raise root.fail(f"{name!r} stands for {target!r}, which is not there")
+            raise root.fail(f"{name!r} is an alias of {target!r}, which is missing")
     folder = root.get("folder", Field.text)
     if not _FOLDER.fullmatch(folder):
-        raise root.fail(f"{folder!r} is no folder of a checkpoint")
+        raise root.fail(f"{folder!r} is not the name of a checkpoint's folder")
     return Index(entries, aliases, root.get("values", Field.entries) and root.value["values"], folder, ranks)
 
 

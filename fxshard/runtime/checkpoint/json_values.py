@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard.errors import FileError, OptionError, a_kind
 
-_REMEDY = "use numbers, texts, bytes, None, tensors, and lists, tuples and dicts of them; a state_dict() of most objects is that"
+_REMEDY = "use numbers, texts, bytes, None, tensors, and lists, tuples and dicts of them, as most state_dict() are"
 
 
 def encode(value: Any, name: str, tensors: dict[str, torch.Tensor], *, distributed: bool = False) -> Any:
@@ -69,7 +69,7 @@ def decode(value: Any, tensor: Callable[[str], Any], where: str) -> Any:
     ((tag, held), *more) = value.items()
     try:
         if more:
-            raise ValueError("one key more")
+            raise ValueError("more than one key")
         match tag, held:
             case "$tuple", list():
                 return tuple(inner(one) for one in held)
@@ -83,4 +83,4 @@ def decode(value: Any, tensor: Callable[[str], Any], where: str) -> Any:
                 return tensor(held)
         raise ValueError("unknown")
     except (ValueError, TypeError) as error:
-        raise FileError(f"a value is not one that a checkpoint has: {tag}", where=where, remedy="save the checkpoint again") from error
+        raise FileError(f"a checkpoint does not hold such a value: {tag}", where=where, remedy="save the checkpoint again") from error

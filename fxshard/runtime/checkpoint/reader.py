@@ -19,7 +19,7 @@ from fxshard.runtime.checkpoint.index import Chunk, Entry, Index, missing
 
 @dataclass(frozen=True)
 class Source:
-    """``block`` reads one block of a tensor, by the tensor's name. ``identity``: a text unique to this checkpoint."""
+    """An open checkpoint. ``block`` reads one block of a tensor, by the tensor's name. ``identity``: a text unique to this checkpoint."""
 
     index: Index
     block: Callable[[str, Chunk], torch.Tensor]
@@ -53,7 +53,7 @@ class Source:
             out[here] = value[tuple(slice(start - b, end - b) for (start, end), b in zip(spans, chunk.offset, strict=True))]
             found += math.prod(end - start for start, end in spans)
         if found != out.numel():
-            raise FileError(f"the blocks of {name!r} do not cover it once", where=self.where, remedy=REMAKE)
+            raise FileError(f"the blocks of {name!r} do not cover it exactly once", where=self.where, remedy=REMAKE)
         return out
 
     def shard(self, name: str, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:

@@ -18,7 +18,7 @@ from fxshard.files import REMAKE
 from fxshard.runtime.checkpoint.index import dtype_name
 
 ALIGNMENT = 8
-WRITE_REMEDY = "write to a place that has room and allows it, one that all ranks reach"
+WRITE_REMEDY = "write to a folder with enough space and permission to write, one that all ranks reach"
 
 
 Metadata = Callable[[Mapping[str, str]], Mapping[str, str]]
@@ -37,7 +37,8 @@ class Piece:
 def write_file(path: Path, pieces: Sequence[Piece], metadata: Metadata | None = None) -> dict[str, str]:
     """Writes ``pieces`` to ``path`` and waits until they are on disk; returns the crc32 of each by name.
 
-    ``metadata``: makes the file's metadata from those checksums; its length must not depend on them. Raises FileError if writing fails.
+    ``metadata``: makes the file's metadata from those checksums; the length of the metadata must not depend on them. Raises FileError if
+    writing fails.
     """
     ordered = sorted(pieces, key=lambda p: (-p.dtype.itemsize, p.name))  # so that each offset is a multiple of the item size
     sums = {p.name: "0" * 8 for p in ordered}
@@ -91,7 +92,7 @@ class SafetensorsFile:
             raise FileError(f"the file lacks {name!r}", where=str(self.path), remedy=REMAKE)
         tensor: torch.Tensor = self._try(lambda: self.file.get_tensor(name))
         if crc32 is not None and f"{zlib.crc32(raw_bytes(tensor)):08x}" != crc32:
-            raise FileError(f"{name!r} is damaged: its checksum is another", where=str(self.path), remedy=REMAKE)
+            raise FileError(f"{name!r} is damaged: its checksum does not match", where=str(self.path), remedy=REMAKE)
         return tensor
 
     def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:

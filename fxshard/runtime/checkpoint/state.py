@@ -25,7 +25,7 @@ _OTHER_MODEL = "build the same model as when the checkpoint was saved"
 
 @dataclass
 class State:
-    """``tensors`` may be DTensors; ``aliases``: other names of tied tensors."""
+    """The state of a run: ``tensors``, which may be DTensors; ``aliases``, other names of tied tensors; and ``values``, as JSON."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -60,12 +60,15 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of ``state_dict``, each as the object that the module holds, so that tied ones are identical."""
+    """The tensors of ``state_dict`` by name, each as the object that the module holds, so that tied tensors are one object.
+
+    Raises OptionError for entries that are not tensors, and for names that a checkpoint uses itself.
+    """
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
             raise OptionError(f"{name} in the model's state_dict is {a_kind(value)}", remedy="keep it in a buffer, or pass it in extra=")
         if name.startswith(_OWN):
-            raise OptionError(f"a module's name begins like those of a checkpoint: {name}", remedy=f"begin no name with {', '.join(_OWN)}")
+            raise OptionError(f"a module's name begins like a checkpoint's own: {name}", remedy=f"begin no name with {', '.join(_OWN)}")
         yield name, value
 
 
@@ -114,7 +117,7 @@ def check_model(model: nn.Module, source: Source) -> None:
 
 
 def restore_model(model: nn.Module, source: Source) -> None:
-    """Copies into the model's own tensors; tied ones once."""
+    """Copies the checkpoint's values into the model's tensors, once for tied ones."""
     for name, tensor in {id(t): (n, t) for n, t in reversed(list(model_tensors(model)))}.values():
         source.fill(tensor, name)
 
@@ -141,7 +144,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, source: 
 def _get(values: Any, key: str, kind: type, source: Source) -> Any:
     held = values.get(key) if isinstance(values, dict) else None
     if not isinstance(held, kind):
-        raise FileError(f"the optimiser's state is not one: it has no {key}", where=source.where, remedy="save the checkpoint again")
+        raise FileError(f"the optimiser's state is incomplete: it has no {key}", where=source.where, remedy="save the checkpoint again")
     return held
 
 
@@ -198,5 +201,5 @@ def restore_generators(model: nn.Module, source: Source, position: int, ranks: i
                 torch.set_rng_state(state) if kind == "cpu" else torch.get_device_module(device).set_rng_state(state, device)
             except (RuntimeError, TypeError) as error:
                 raise FileError(
-                    f"{name} is no generator's state: {error}", where=source.where, remedy="save the checkpoint again"
+                    f"{name} is not the state of a generator: {error}", where=source.where, remedy="save the checkpoint again"
                 ) from error

@@ -39,13 +39,13 @@ VERSION = 3
 KIND = f"artefact-v{VERSION}"
 NAMESPACES = ("aten", "prims", "fxshard", "_c10d_functional", "quantized_decomposed")
 MODULES = ("_operator", "fxshard")
-"""Namespaces and modules whose operators and functions belong to torch and fxshard; others may change while the graph does not."""
+"""Namespaces and modules of torch's and fxshard's own operators and functions; the code of others may change while the graph does not."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Inductor's keys of the forward and the backward ("" for inference). ``conditions``: for each a digest of Inductor's own guards, ""
-    without any. The other fields are as in an ``Artefact``."""
+    """Inductor's keys of the forward and the backward ("" for inference). ``conditions``: for each of the two, a digest of Inductor's own
+    guards, "" without any. The other fields are as in an ``Artefact``."""
 
     forward: str
     backward: str
@@ -157,7 +157,7 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Com
         forward = load_compiled(kept.forward, kept.conditions[0])
         backward = load_compiled(kept.backward, kept.conditions[1]) if kept.backward else None
     except Exception as error:  # Inductor's files are its own: whatever is wrong with them, it compiles again
-        log.warning("Inductor's code is not loaded and is compiled again: %s", error)
+        log.warning("Inductor's cached code cannot be loaded and is compiled again: %s", error)
         return None
     if forward is None or (kept.backward and backward is None):
         return None  # Inductor's cache was emptied

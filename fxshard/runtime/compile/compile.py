@@ -89,7 +89,7 @@ def _load_or_compile(b: CompileState, dump: Dump, cache: bool) -> Artefact:
             known = artefact_cache.read(path, b.program.sizes)
         if known is not None:
             kept, forward, backward = known
-            log.info("what was compiled is from the cache: %s", path)
+            log.info("the compiled code is from the cache: %s", path)
             ends = _artefact_fields(b, kept.kept_inputs, kept.numbers, lambda: _graphs(run_passes(COMPILING[:-1], b, False)), kept.written)
             return replace(Artefact(forward, backward, *ends), guards=kept.guards)
     made = run_passes(COMPILING, b, dump, first=len(PIPELINE))
@@ -146,9 +146,9 @@ def _merge(b: CompileState) -> tuple[CompileState, str]:
         copies = replace(b.parts, forward=_copy_module(b.parts.forward), backward=_copy_module(b.parts.backward))
         parts, dropped = merge_equal_in_halves(copies, forward_results(b.program))
         merged = replace(b, parts=parts)
-    said = f"{dropped} calls that others make too"
+    said = f"{dropped} duplicate calls"
     if breaks_limit(b.bound, (b.module, b.parts), (merged.module, merged.parts)):
-        return b, f"{said}, left: merged they would take more than memory_limit"
+        return b, f"{said}, kept: merging them would exceed memory_limit"
     return merged, said
 
 
@@ -162,13 +162,13 @@ def _expand_draws(b: CompileState) -> tuple[CompileState, str]:
         return b, "draws stay operators"
     assert b.module is not None
     count = sum(map(expand_draws, (b.module,) if b.parts is None else (b.parts.forward, b.parts.backward)))
-    return b, f"{count} draws in arithmetic"
+    return b, f"{count} draws expanded to arithmetic"
 
 
 def _compile(b: CompileState) -> tuple[CompileState, str]:
     assert b.module is not None
     results = forward_results(b.program)
-    # the plan does not count values that a repeat holds until its end
+    # the plan's memory does not count the values that an outlined repeat holds until its end
     said, skip_outline = f"by {b.compiler}", b.program.plan.memory_limit is not None
     if b.parts is None:
         module = _copy_module(b.module)
@@ -213,7 +213,7 @@ def _compile_halves(
     """Forward and backward, each compiled by one of the processes of this machine that need the same code.
 
     The backward reads saved values with the strides that the compiled forward gives them; with ``dynamic`` sizes those are the graph's.
-    A process that finds another compiling the forward compiles the backward first, assuming the graph's strides, and again if they differ.
+    If another process is compiling the forward, this one first compiles the backward, for the graph's strides, and again if they differ.
     """
     visible = len(returned(parts.forward.graph)) if dynamic else results
     make_forward = partial(_compile_graph, parts.forward, compiler, visible, skip_outline=skip_outline)
@@ -319,7 +319,7 @@ def _tangent_of(program: ShardedProgram) -> tuple[int, ...]:
 
 
 def _gradient_of(program: ShardedProgram, axes: int) -> tuple[int | None, ...]:
-    """For each input of the forward (without tangents, with the axis indices at the end) the index of its gradient, or None."""
+    """For each input of the forward (without tangents, with the axis indices at the end), the index of its gradient, or None."""
     names = [o.name for o in program.outputs if o.kind == "gradient"]
     positions = {name: i for i, name in enumerate(names)}
     primals = [end for end in program.inputs if end.kind != "tangent"]
@@ -328,7 +328,7 @@ def _gradient_of(program: ShardedProgram, axes: int) -> tuple[int | None, ...]:
 
 
 def _gradient_layouts(program: ShardedProgram, gradient_of: Sequence[int | None]) -> tuple[Layout | None, ...]:
-    """For each input of the forward the layout of its gradient; None if it equals the input's, or without a gradient."""
+    """For each input of the forward, the layout of its gradient; None if that is the input's, or if there is no gradient."""
     layouts = [x for x, o in zip(program.output_layouts, program.outputs, strict=True) if o.kind == "gradient"]
     primals = [x for x, end in zip(program.input_layouts, program.inputs, strict=True) if end.kind != "tangent"]
     found = [None if i is None or layouts[i] == own else layouts[i] for i, own in zip(gradient_of, primals, strict=False)]

@@ -36,8 +36,8 @@ class Artefact:
     """The compiled code for one size class.
 
     ``forward``: inputs -> ``results`` results, then the values saved for the backward; ``backward`` (None for inference): inputs at
-    ``kept_inputs``, saved values, tangents -> gradients. ``tangent_of``: for each tangent the index of its result;
-    ``gradient_of``: for each input the index of its gradient, or None; ``gradient_layouts``: the layout of that gradient if it differs
+    ``kept_inputs``, saved values, tangents -> gradients. ``tangent_of``: for each tangent, the index of its result;
+    ``gradient_of``: for each input, the index of its gradient, or None; ``gradient_layouts``: the layout of that gradient if it differs
     from its input's. ``numbers``: indices of the saved values that are sizes, not tensors. ``make_graphs`` returns ``graphs``, the
     graphs that were compiled. ``written``: inputs that the forward mutates.
     """
@@ -97,13 +97,13 @@ class CompiledProgram:
     def same_guards_on_ranks(self) -> bool:
         """Whether all ranks' code has the same guards on dynamic sizes, so that each rank knows which calls the others serve.
 
-        The first use communicates, so that all ranks must make it together.
+        The first use communicates, so all ranks must make it together.
         """
         if not self.program.sizes:
             return True
         mine = "; ".join(sorted({guard.condition for guard in self.guards}))
         ranks = mesh_ranks(self.bound.device_mesh)
-        return agreed(mine, "compare what their programs take for granted", ranks=ranks, timeout=self.watchdog.timeout)
+        return agreed(mine, "compare the guards of their programs", ranks=ranks, timeout=self.watchdog.timeout)
 
     def __call__(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> tuple[torch.Tensor, ...]:
         """Runs the program; ``sizes``: the values of ``program.sizes``, in their units."""

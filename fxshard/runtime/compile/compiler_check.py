@@ -2,8 +2,8 @@
 
 On a new machine Inductor compiles a test program for each set of vector instructions, then the header of its kernels: some twelve
 seconds, one after the other. Here only the best set is tested, and the header is compiled for it at the same time. In each process
-Inductor then loads the test programs in subprocesses, a third of a second; if all of them worked, a cache file says so, and they are not
-loaded again.
+Inductor then loads the test programs in subprocesses, which takes a third of a second; if all of them worked, a cache file says so, and
+later processes do not load them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _check_compiler(path: Path | None) -> None:
     try:
         all_work = cpp.check_vector_instructions()
     except Exception as error:  # Inductor's first kernel fails in the same way, and that error has a remedy
-        log.debug("the C++ compiler could not be asked ahead: %s", error)
+        log.debug("the C++ compiler could not be checked ahead: %s", error)
         return
     if path is None or not all_work:
         return

@@ -32,7 +32,8 @@ def is_view(node: fx.Node) -> bool:
 def epilogue_nodes(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that only prepare outputs of the graph: buckets of gradients, collectives on them, and what follows those.
 
-    Bucket boundaries do not follow the repeats. A matrix product that goes into a bucket counts too: it is computed inside the bucket.
+    Bucket boundaries do not follow the repeats. A matrix product whose result goes into a bucket belongs here too: Inductor computes it
+    inside the bucket.
     """
     found: set[fx.Node] = set()
     joined: set[fx.Node] = set()
@@ -53,7 +54,7 @@ def stays_outside(node: fx.Node) -> bool:
 
     Collectives and their waits do, so that their order is the same on ranks with different graphs, and so that memory planning sees when
     their buffers are free. So do calls that mutate, the values that they write, which may be computed in place, and calls of anything
-    that is no operator.
+    but operators.
     """
     if is_getitem(node):
         return stays_outside(node.all_input_nodes[0])

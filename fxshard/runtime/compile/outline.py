@@ -2,7 +2,7 @@
 
 A graph of equal layers repeats node by node: operators, constants, shapes, strides and dtypes. ``outline`` finds the repeats, cuts them
 into regions, and replaces equal regions by calls of the operator ``invoke_subgraph``. Equal regions also agree in the values that they
-read of one another, and in those that later nodes read of them. The results of a region share no memory: views are recreated outside.
+read from one another, and in those that later nodes read from them. The results of a region share no memory: views are recreated outside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fxshard.graph.planning_graph import is_getitem, is_number
 from fxshard.runtime.compile.cuts import CutCosts, epilogue_nodes, is_view, stays_outside
 from fxshard.runtime.compile.repeats import encode, find_runs
 from fxshard.runtime.compile.size_nodes import (
-    coordinate_values,
+    geometry,
     input_symbols,
     numbers_are_data_independent,
     symbols_in,
@@ -37,9 +37,9 @@ from fxshard.runtime.compile.size_nodes import (
 )
 
 MIN_REPEATS = 4
-"""The least number of repeats that are outlined."""
+"""The minimum number of repeats to outline."""
 MIN_SAVED_NODES = 32
-"""The least number of nodes that outlining must save from compilation."""
+"""The minimum number of nodes that outlining must save from compilation."""
 ALIGNMENT = 16
 """Bytes to which Inductor's kernels for GPUs may assume alignment."""
 log = logging.getLogger("fxshard")
@@ -47,7 +47,7 @@ log = logging.getLogger("fxshard")
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Nodes of a graph that can run together: none reads a value computed between them outside of the region."""
+    """Nodes of a graph that can run together: no node outside of the region has to run between two of them."""
 
     nodes: tuple[fx.Node, ...]
 
@@ -59,7 +59,7 @@ class Region:
     def inputs(self) -> tuple[fx.Node, ...]:
         """The values that the region reads from outside, each once, in the order of their first use.
 
-        Not cached: replacing regions by calls changes them. Numbers are no inputs; the region computes them from ``symbols``.
+        Not cached: replacing regions by calls changes them. Numbers are not inputs; the region computes them from ``symbols``.
         """
         read = (x for node in self.nodes for x in value_operands(node) if x not in self.inside)
         return tuple(dict.fromkeys(read))
@@ -77,7 +77,7 @@ class Region:
 
     @cached_property
     def exports(self) -> tuple[fx.Node, ...]:
-        """The nodes with users outside, in order; instead of a view its base."""
+        """The nodes with users outside, in order; a view is replaced by its base."""
         read = (self.base(n) for n in self.nodes if self.has_outside_users(n))
         found = {n for n in read if n in self.inside}
         return tuple(n for n in self.nodes if n in found)
@@ -93,6 +93,7 @@ class Region:
         return any(user not in self.inside for user in node.users)
 
     def base(self, node: fx.Node) -> fx.Node:
+        """``node``, or if it is a view, the value that it views; stops at the region's border."""
         while node in self.inside and is_view(node):
             node = value_operands(node)[0]
         return node
@@ -113,10 +114,10 @@ def outline(module: fx.GraphModule) -> tuple[int, ...]:
     """
     graph = module.graph
     if not takes_subgraphs():
-        log.info("Inductor's wrapper in C++ has no calls of subgraphs: layers that are alike are compiled one by one")
+        log.info("Inductor's C++ wrapper cannot call subgraphs: equal layers are compiled one by one")
         return ()
     if not numbers_are_data_independent(graph):
-        log.info("a size is read from a tensor: layers that are alike are compiled one by one")
+        log.info("a size is read from a tensor: equal layers are compiled one by one")
         return ()
     order = order_with_early_views(graph)
     chosen = _equal_regions(_calls(graph, order))
@@ -171,7 +172,7 @@ def _value_operands(node: fx.Node) -> list[fx.Node]:
 
 def _value_signature(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        numbers = tuple(map(plain, coordinate_values(value)))
+        numbers = tuple(map(plain, geometry(value)))
         if value.layout != torch.strided:
             return numbers, value.dtype, str(value.device), str(value.layout)
         offset = numbers[-1]  # kernels for GPUs use vector loads if the alignment allows them

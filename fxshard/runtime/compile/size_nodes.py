@@ -22,15 +22,15 @@ def value_operands(node: fx.Node) -> list[fx.Node]:
     return [n for n in node.all_input_nodes if not is_number(n)]
 
 
-def coordinate_values(value: torch.Tensor) -> tuple[Any, ...]:
+def geometry(value: torch.Tensor) -> tuple[Any, ...]:
     """Sizes, strides and offset of a tensor; only the sizes of a sparse one."""
     return (*value.shape, *value.stride(), value.storage_offset()) if value.layout == torch.strided else tuple(value.shape)
 
 
 def numbers_in(values: Iterable[Any]) -> Iterator[Any]:
-    """The numbers of the tensors in ``values``, and all leaves that are no tensors."""
+    """Sizes, strides and offsets of the tensors in ``values``, and all leaves that are not tensors."""
     for leaf in pytree.tree_leaves(list(values)):
-        yield from coordinate_values(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
+        yield from geometry(leaf) if isinstance(leaf, torch.Tensor) else (leaf,)
 
 
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
@@ -45,7 +45,7 @@ def input_symbols(graph: fx.Graph) -> dict[sympy.Symbol, fx.Node]:
 
 
 def numbers_are_data_independent(graph: fx.Graph) -> bool:
-    """Whether all numbers are computed from numbers: none is read from a tensor or depends on the data."""
+    """Whether all numbers are computed from numbers only, so that no size depends on data in a tensor."""
     calls = [node for node in graph.nodes if node.op != "placeholder" and is_number(node)]
     return not any(map(value_operands, calls)) and not any(map(is_unknown, numbers_in(node.meta.get("val") for node in graph.nodes)))
 

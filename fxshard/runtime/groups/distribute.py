@@ -1,7 +1,7 @@
 """Distributes one rank's tensor over a mesh, like DTensor's ``distribute_tensor``, but for any size and from any rank.
 
 Goes through the axes in mesh order. Each rank that has a block sends it along the next axis: its shards if the layout shards on that axis,
-else the whole block. On a sharded axis the source sends no more than the others' shards, and no rank sends a block twice.
+else the whole block. On a sharded axis, the sender sends only the others' shards, and no rank sends a block twice.
 """
 
 from __future__ import annotations

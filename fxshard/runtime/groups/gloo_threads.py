@@ -1,7 +1,8 @@
 """Gives gloo's network threads a batch scheduling policy on Linux, so that they do not preempt threads that compute or send.
 
-Such a thread spins for a lock that the sending thread holds. If it woke up on that thread's core, it preempted it and spun for its whole
-time slice (about 3 ms), while nobody could send. A batch thread waits until the core is free. Decision 0033.
+A network thread spins on a lock that the sending thread holds. Under the usual policy, a network thread that wakes up on the sender's core
+preempts the sender and spins for a whole time slice (about 3 ms), while nobody can send. Under the batch policy it waits until the core is
+free. Decision 0033.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BATCH, USUAL = getattr(os, "SCHED_BATCH", None), getattr(os, "SCHED_OTHER", None
 def set_policy(policy: int | None = BATCH) -> int:
     """Sets the policy of the network threads of this process's gloo groups; returns their number, 0 on other systems.
 
-    A thread with neither policy keeps the one that it has, because someone chose it on purpose.
+    A thread with a policy other than ``BATCH`` and ``USUAL`` keeps it, because someone chose it on purpose.
     """
     found = 0
     if policy is None:
@@ -35,7 +36,7 @@ def set_policy(policy: int | None = BATCH) -> int:
         except ProcessLookupError:  # the thread has ended with its group
             continue
         except OSError as error:  # a container may forbid or lack the call
-            log.info("gloo's threads stay as they are, and each collective may take some milliseconds more: %s", error)
+            log.info("gloo's threads keep their scheduling policy, and each collective may take some milliseconds more: %s", error)
             return found
     return found
 

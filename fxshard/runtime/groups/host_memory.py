@@ -1,7 +1,7 @@
 """Makes glibc keep freed memory, so that each step reuses the pages of the step before.
 
 By default glibc returns freed memory at the end of its heap to the system if it exceeds a threshold of at most 64 MiB. The next step then
-takes new pages, and each costs a page fault, microseconds in a virtual machine. Decision 0034.
+takes new pages, and each costs a page fault, which takes microseconds in a virtual machine. Decision 0034.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _kept = 0
 
 
 def keep_freed(size: int) -> bool:
-    """Makes glibc keep ``size`` freed bytes, at least MIN_KEPT and the sizes of earlier calls; returns whether it does, False elsewhere."""
+    """Makes glibc keep ``size`` freed bytes, at least MIN_KEPT and the sizes of earlier calls; returns whether it does (only on Linux)."""
     global _kept
     size = max(size, MIN_KEPT)
     if sys.platform != "linux" or size <= _kept or _is_set():

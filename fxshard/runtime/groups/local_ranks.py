@@ -1,4 +1,4 @@
-"""Ranks that are processes of this machine, started by one of fxshard's commands."""
+"""Waits for ranks that one of fxshard's commands started as processes on this machine."""
 
 from __future__ import annotations
 

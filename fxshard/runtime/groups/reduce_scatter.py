@@ -1,6 +1,7 @@
 """Reduce-scatter by all-to-all, for backends without an efficient one: gloo's is an all-reduce of which each rank keeps its part.
 
-Each rank sends every other rank its block, and reduces the blocks that arrive: half of the bytes, and of the time. Decision 0031.
+Each rank sends every other rank that rank's block, and reduces the blocks that arrive. This takes half of the bytes, and of the time.
+Decision 0031.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def reduce_scatter(buffer: torch.Tensor, op: str, ranks: int, group: str, backen
 
 
 def replace_by_all_to_all(graph: fx.Graph, node: fx.Node) -> None:
-    """Replaces a reduce-scatter in place: an all-to-all, and a reduction right after its wait, which keeps its place."""
+    """Replaces a reduce-scatter, in place, by an all-to-all and a reduction right after the wait; the wait stays where it is."""
     buffer, op, ranks, group = node.args
     with graph.inserting_before(node):
         exchange = graph.call_function(c10d.all_to_all_single.default, (buffer, *_equal_splits(buffer.meta["val"], ranks), group))

@@ -92,7 +92,7 @@ def start_ranks(mesh: Mesh, device: str, arguments: Sequence[str]) -> None:
         shared = {"OMP_NUM_THREADS": threads, **os.environ, "WORLD_SIZE": str(mesh.size), STORE: str(Path(folder) / "store")}
         command = [sys.executable, "-m", "fxshard", *arguments]
         ranks = [subprocess.Popen(command, env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(mesh.size)]
-        wait_for(ranks, SECONDS, "with --quick, or on a smaller mesh, less is measured")
+        wait_for(ranks, SECONDS, "--quick, or a smaller mesh, measures less")
 
 
 def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
@@ -127,8 +127,8 @@ def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
 def _noise_warnings(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
     found = []
     if lost := sum(t.time <= MIN_TIME for t in times):
-        found.append(f"{lost} of {len(times)} measurements of collectives are lost in noise: plans take them for free, which they are not")
-    found += [f"more bytes took {one} no longer: the links price it, for want of a curve" for one in noisy_collectives(mesh, times)]
+        found.append(f"{lost} of {len(times)} measurements of collectives are lost in noise: plans will wrongly count them as free")
+    found += [f"{one} took no longer for more bytes: without a curve, link formulas price it" for one in noisy_collectives(mesh, times)]
     return found
 
 

@@ -16,8 +16,8 @@ from fxshard.mesh.hardware import Hardware
 class Calibration:
     """The hardware fitted to measurements, and its errors at sizes that were not used for fitting.
 
-    ``made``: what was measured and how. ``ops``: errors by operator. ``curves``: errors by collective of the measured curves, which price
-    groups of the same size and stride. ``links``: errors of the link formulas, which price all other groups.
+    ``made``: what was measured and how. ``ops``: errors by operator. ``curves``: by collective, errors of the measured curves, which price
+    groups of the same size and stride. ``links``: by collective, errors of the link formulas, which price all other groups.
     """
 
     hardware: Hardware

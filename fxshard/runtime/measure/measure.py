@@ -33,16 +33,16 @@ PRODUCTS_TIME, REPETITIONS = 4000.0, 6
 """Microseconds of matrix products before each collective, and repetitions of both in a batch. A collective takes longer after long products
 than after short ones, because ranks are not equally fast and the sending threads have slept meanwhile (decisions 0032, 0033)."""
 ATTEMPTS = 4
-"""Maximum number of attempts to measure collectives, while noise hides some or the largest takes no longer than the smallest; the rounds of
-all attempts count."""
+"""Maximum number of attempts to measure collectives. There is another attempt while noise hides a collective, or a largest buffer takes no
+longer than the smallest; the rounds of all attempts count."""
 ELEMENT = 4
-"""Bytes per element of the buffers of collectives: float32, which every backend reduces."""
+"""Bytes per element of the buffers of collectives: float32, which every backend can reduce."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: number of ``rounds``, microseconds per ``batch``, and the largest product (rows), copy and buffer (powers of 2,
-    bytes)."""
+    """How much to measure: number of ``rounds``, microseconds per ``batch``, and the largest matrix product (rows), copy and buffer of a
+    collective (both as powers of 2, in bytes)."""
 
     rounds: int
     batch: float
@@ -109,7 +109,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator to measure, with the ``shapes`` of its operands and of its result."""
+    """An operator to measure, with the ``shapes`` of its operands and of its ``result``.
+
+    ``name``: for the table of errors; ``op``: the operator that a plan prices; ``run``: the function that is timed; ``fitted``: whether the
+    hardware is fitted to it, else it only checks the fit; ``rest``: the operator's arguments after the tensors.
+    """
 
     name: str
     op: str
@@ -212,7 +216,7 @@ def measure_collectives(clock: Clock, device_mesh: DeviceMesh) -> list[Collectiv
 
 
 def _times_beyond(clock: Clock, busy: Work, works: Sequence[Work], sizes: int) -> list[float]:
-    """Microseconds that each work takes beyond ``busy``; LEAST where noise still exceeds that after all tries.
+    """Microseconds that each work takes beyond ``busy``; MIN_TIME where noise still exceeds that after all attempts.
 
     ``works``: for each collective, its ``sizes`` measurements in ascending order of size.
     """

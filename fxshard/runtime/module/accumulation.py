@@ -1,7 +1,7 @@
 """Gradient accumulation with one reduction: within ``no_sync`` gradients are DTensors whose sums over ranks are pending.
 
 Autograd adds those up locally. The first backward outside adds its own gradient and redistributes the sum to the parameter's layout,
-once for each parameter. A pending gradient is an ordinary DTensor: ``full_tensor()`` gives its right value, ``zero_grad`` drops it, and
+once for each parameter. A pending gradient is an ordinary DTensor: ``full_tensor()`` gives the reduced value, ``zero_grad`` drops it, and
 an optimiser that reads it reduces it.
 """
 
@@ -41,7 +41,7 @@ class Accumulation:
     hooked: dict[nn.Parameter, None] = field(default_factory=dict)
 
     def defers(self) -> bool:
-        """Whether a training call runs the program that leaves sums pending: within ``no_sync``, or while a gradient is pending."""
+        """Whether a training call runs the program that leaves gradients pending: within ``no_sync``, or while a gradient is pending."""
         return not self.reduces or (bool(self.hooked) and any(_is_pending(p.grad) for p in self.hooked))
 
     def runner(self, reducing: Runner, graph: PlanningGraph) -> Runner:

@@ -33,8 +33,8 @@ def accept_full_values(model: nn.Module) -> None:
 def _shard_values(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Replaces full tensors in ``state`` by DTensors in the parameters' layouts.
 
-    Raises PlanError for a DTensor to be assigned (``assign=True``) whose layout is not that of its parameter, RunError for full tensors
-    that differ among ranks.
+    Raises PlanError if ``assign=True`` and a DTensor has another layout than its parameter, RunError for full tensors that differ among
+    ranks.
     """
     assign = bool(metadata.get("assign_to_params_buffers"))
     if assign:

@@ -161,13 +161,13 @@ class ShardedForward:
     settings: Settings
     by_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
     by_size_free_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
-    """The programs by ``size_free_key``: candidates for calls of other sizes."""
+    """The programs by ``size_free_key``: the candidates for calls of other sizes."""
     deferred: set[tuple[Runner, Shapes]] = field(default_factory=set)
-    """Programs with pending gradients, with shapes that they are known to serve."""
+    """Programs that leave gradients pending, with shapes that they are known to serve."""
     sampled: tuple[WeightedSizes, ...] = ()
     """The sizes for which the user wants plans to be optimised."""
     warned: set[Runner] = field(default_factory=set)
-    """Programs with a call that exceeded the memory limit, of which the user was warned."""
+    """Programs of which the user was warned that a call exceeds the memory limit."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -249,8 +249,8 @@ class ShardedForward:
     ) -> ModuleProgram:
         """Makes a program for this call and registers it: traces, plans, shards parameters (the first time), lowers and compiles.
 
-        ``dims``: the dynamic dims, by default chosen from the settings and the programs so far. ``retry``: the program just
-        planned for this call does not serve it. Every rank calls this, with the same shapes.
+        ``dims``: the dynamic dims, by default chosen from the settings and the programs so far. ``retry``: whether a program was just
+        planned for this call and does not serve it. Every rank calls this, with the same shapes.
         """
         first = not self.sharded
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -348,7 +348,7 @@ class ShardedForward:
             return ()
         asked = self._named_dims(args, kwargs)
         if self.sharded:
-            asked = tuple(replace(dim, asked=False) for dim in asked)  # the example's program was all that had to be dynamic
+            asked = tuple(replace(dim, asked=False) for dim in asked)  # only the first program has to be dynamic
         else:
             self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]

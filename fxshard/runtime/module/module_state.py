@@ -58,7 +58,7 @@ class ModuleState:
         return parts_of(self.states) == self.parts
 
     def snapshot(self) -> ModuleSnapshot:
-        """The current parameters and buffers; raises RunError for a parameter that is no DTensor on the mesh."""
+        """The current parameters and buffers; raises RunError for a parameter that is not a DTensor on the mesh."""
         parameters, buffers = held_parameters_of(self.tables[0]), held_buffers_of(self.tables[1])
         trainable, specs = tuple([p.requires_grad for p in parameters]), [*map(spec_or_none, parameters)]
         last = self.last
@@ -75,12 +75,12 @@ class ModuleState:
             return value.placements, value.dtype, value.shape
         name = self.parameter_name(place)
         if isinstance(value, DTensor):
-            lies = f"on another mesh, {value.device_mesh}" if settled else f"in {value.placements}, a sum that is pending"
-            what = f"parameter {name}, put there after parallelize, lies {lies}"
+            found = f"on another mesh, {value.device_mesh}" if settled else f"in {value.placements}, a sum that is pending"
+            what = f"parameter {name}, assigned after parallelize, is {found}"
         else:
-            what = f"parameter {name} is a plain tensor, put there after parallelize (or by functional_call)"
+            what = f"parameter {name} is a plain tensor, assigned after parallelize (or by functional_call)"
         make = f"torch.distributed.tensor.distribute_tensor(value, device_mesh, placements) for the mesh {self.device_mesh}"
-        raise RunError(what, where=name, remedy=f"put it there before parallelize, or as a DTensor: {make}")
+        raise RunError(what, where=name, remedy=f"assign it before parallelize, or as a DTensor: {make}")
 
     def parameter_name(self, place: int) -> str:
         owner, key = self.places[place]

@@ -97,7 +97,7 @@ def parameter_slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Param
 def shard_tensor(
     parameter: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, device: torch.device, source: int | None = None
 ) -> torch.Tensor:
-    """``parameter`` as a DTensor in ``layout``, in memory of its own if sharded; ``source`` as in ``shard_parameters``."""
+    """``parameter`` as a DTensor in ``layout``; a shard gets memory of its own. ``source`` as in ``shard_parameters``."""
     if isinstance(parameter, DTensor):
         return parameter if tuple(parameter.placements) == tuple(layout) else parameter.redistribute(placements=tuple(layout)).detach()
     mesh = as_mesh(device_mesh)

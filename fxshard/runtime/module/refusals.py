@@ -1,4 +1,4 @@
-"""What users do with a module that cannot be done with a parallelized one, and what they can do instead."""
+"""Refuses operations on modules that a parallelized module does not support, and says what to do instead."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COMPILED = "a parallelized module is compiled already, for one rank; fxshard.exp
 
 
 class CodeError(RunError, AttributeError):
-    """The Python code of a parallelized ``forward``, which has none; an AttributeError too, so that ``hasattr`` says False."""
+    """Raised for the Python code of a parallelized ``forward``, which has none; an AttributeError, so that ``hasattr`` returns False."""
 
 
 def check_surroundings() -> None:
-    """Raises RunError for a call within what cannot see into a compiled program: transforms of torch.func, and tracing."""
+    """Raises RunError for a call under a transform of torch.func or under tracing: neither can see into a compiled program."""
     if transformed():
         what = "a parallelized module is called within a transform of torch.func, or for forward-mode derivatives"
         remedy = "transform inside of the forward of the parallelized module, or take gradients by backward() and torch.autograd.grad"
@@ -35,7 +35,7 @@ def refuse_code(name: str) -> NoReturn:
 
 
 def refuse_pickle() -> NoReturn:
-    raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict(), or save it by fxshard.save_checkpoint")
+    raise RunError("a parallelized module cannot be pickled", remedy="save its state_dict(), or save it with fxshard.save_checkpoint")
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def refuse_shared_memory() -> None:
     def share_memory_(self: DTensor) -> torch.Tensor:
         if self.device.type != "cpu":
             return torch.Tensor.share_memory_(self)
-        what = "share_memory of a parallelized module, whose parameters are DTensors: they have no memory, only their shards have"
+        what = "share_memory of a parallelized module, whose parameters are DTensors: they have no memory, only their shards do"
         raise RunError(what, remedy="share the shards of this rank: for p in model.parameters(): p.to_local().share_memory_()")
 
     DTensor.share_memory_ = share_memory_

@@ -1,4 +1,4 @@
-"""What changed in a module's state since the last program for calls like this one; for the log."""
+"""Says for the log what changed in a module's state since the last program for such a call."""
 
 from __future__ import annotations
 

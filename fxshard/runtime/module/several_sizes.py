@@ -20,11 +20,11 @@ log = logging.getLogger("fxshard")
 def sampled_sizes(
     asked: Sequence[WeightedSizes], graph: PlanningGraph, here: Sequence[DynamicDim] = (), *, first: bool
 ) -> tuple[WeightedSizes, ...]:
-    """The sizes for which to optimise the plan of ``graph``: those ``asked`` for, with the example's for dims that they do not name.
+    """The sizes for which to optimise the plan of ``graph``: those ``asked`` for, with the example's size for dims that they do not name.
 
-    ``here``: the dims that the user named and the call has. Of those that are static in ``graph``, the call's size alone counts; dims that
-    the call does not have do not count. A program after the ``first`` serves calls that the first does not: of the sizes only those at
-    which its guards hold count, if any.
+    ``here``: the dims that the user named and that the call has; other dims are ignored. Sizes at which a dim that is static in ``graph``
+    has another size than in this call are left out. A program after the ``first`` serves calls that the first does not, so sizes at which
+    its guards do not hold are left out too.
     """
     family = graph.family
     if family is None:
@@ -42,7 +42,7 @@ def sampled_sizes(
 
 
 def unused_sizes_text(asked: Sequence[WeightedSizes], graph: PlanningGraph, here: Sequence[DynamicDim]) -> str | None:
-    """Which of the sizes ``asked`` for do not count because a dim is static in ``graph``; None if all count. ``here``: as above."""
+    """Which of the sizes ``asked`` for are left out because a dim is static in ``graph``; None if none is. ``here``: as above."""
     known = {} if graph.family is None else graph.family.example
     static = [dim for dim in here if dim.name not in known]
     lost = [one for one in asked if any(dict(one.sizes).get(dim.name, dim.example) != dim.example for dim in static)]
@@ -53,9 +53,9 @@ def unused_sizes_text(asked: Sequence[WeightedSizes], graph: PlanningGraph, here
 
 
 def warn_beyond_limit(made: ModuleProgram, leaves: Sequence[Any], optimizer: Any, warned: set[Runner]) -> None:
-    """Warns, once per program, that a call takes more than the memory limit of its plan, by the plan's own memory model.
+    """Warns, once per program, that a call exceeds the memory limit of its plan, by the plan's own memory model.
 
-    Calls without a size larger than those at which the limit is known to hold are not counted.
+    Does nothing for a call without a size above those at which the plan is known to keep its limit.
     """
     plan, sizes = made.runner.program.plan, made.runner.sizes_of(leaves)
     limit, known = plan.memory_limit, plan.memory_sizes
@@ -66,5 +66,5 @@ def warn_beyond_limit(made: ModuleProgram, leaves: Sequence[Any], optimizer: Any
     taken = memory_at(plan, made.graph, sizes, Optimizer.of(optimizer))
     if taken > limit:
         warned.add(made.runner)
-        text = "a call at %s takes %s per device, more than memory_limit=%s, which holds at %s; give its Dim a max, and it holds there"
+        text = "a call at %s takes %s per device, more than memory_limit=%s, which holds at %s; with a max for the Dim, it holds up to that"
         log.warning(text, sizes_named(sizes), size_text(taken), size_text(limit), sizes_named(known))

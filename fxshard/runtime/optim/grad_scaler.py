@@ -4,7 +4,7 @@ A scaler unscales an optimiser's gradients and looks for infinite or NaN entries
 torch 2.13 reduces the result over the axes on which the *first* gradient of a list is sharded. If that one is replicated, or sharded on
 another axis than the gradient that overflows, some ranks skip the step and halve their scale and others do not, and their parameters differ
 from then on. Lists that mix plain tensors and DTensors are refused. After ``agree_on_overflows`` the operator reduces over each axis on
-which any gradient of the list is sharded or pending.
+which some gradient of the list is sharded or pending.
 """
 
 from __future__ import annotations

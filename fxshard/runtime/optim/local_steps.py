@@ -75,7 +75,7 @@ def _before_step(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict
 
 
 def _is_ours(optimizer: optim.Optimizer) -> bool:
-    """Whether some parameters come from ``parallelize``, and none is another DTensor."""
+    """Whether some parameters come from ``parallelize``, all other parameters are plain, and no group needs DTensor's own path."""
     some = False
     for group in optimizer.param_groups:
         if any(group.get(name) for name in DTENSOR_ONLY):
@@ -111,7 +111,7 @@ def _stand_in_class(kind: Any) -> type[optim.Optimizer]:
 
 
 def _local_view(optimizer: optim.Optimizer) -> tuple[list[dict[str, Any]], Any]:
-    """Groups and state of the optimiser on local tensors; its own if a gradient or state has another layout than its parameter."""
+    """(groups, state) of the optimiser as local tensors; the optimiser's own if a gradient or state is laid out unlike its parameter."""
     groups, found, kept = [], {}, _STATES.setdefault(optimizer, {})
     for group in optimizer.param_groups:
         parameters = []
@@ -146,7 +146,7 @@ def _local_parameter(parameter: torch.Tensor, grad: torch.Tensor | None) -> torc
 class LocalState(dict[str, Any]):
     """The state of one parameter on local tensors; new entries are also stored in the optimiser's own state, as DTensors.
 
-    ``seen``: the optimiser's entries whose shards these are.
+    ``own``: the optimiser's own state; ``seen``: its entries, when these shards were taken from them.
     """
 
     def __init__(self, parameter: DTensor, own: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ class BoundProgram:
 
     @property
     def size_class(self) -> SizeClass:
-        """Ranks of one class run the same artefact. If lengths are expressions of the rank's place, each rank is a class of its own."""
+        """Ranks of one class run the same artefact. If shard lengths depend on the rank's coordinate, each rank is a class of its own."""
         found = self.program.classes[self.coordinate]
         return (*found, self.coordinate) if self.program.ranks else found
 
@@ -86,7 +86,7 @@ def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:
         return backend_name(device_mesh.get_group(axis), device)
     except RuntimeError as error:
         what = f"the process group of axis {as_mesh(device_mesh).axis_names[axis]} has no backend for {device.type} tensors"
-        raise RunError(what, remedy='start it with one, as init_process_group("cpu:gloo,cuda:nccl")') from error
+        raise RunError(what, remedy='start it with one, for example init_process_group("cpu:gloo,cuda:nccl")') from error
 
 
 def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
@@ -144,7 +144,7 @@ _LAST_NUMBER: dict[str, int] = {}
 
 
 def group_name(device_mesh: DeviceMesh, axis: int) -> str:
-    """A registered name for the group of one axis, the same on all ranks, while torch's own names differ from group to group.
+    """A registered name for the group of one axis: the same on all ranks, while torch's own names differ from group to group.
 
     Graphs with the same group names share an artefact in Inductor's cache.
     """

@@ -1,4 +1,5 @@
-"""Translates a local graph to the operators of a device: neutral nodes become kernels, factories create tensors on the device."""
+"""Translates a local graph to the operators of a device: fxshard's device-neutral operators become kernels (``ops/kernels.py``), and
+factories create tensors on the device."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from fxshard.ops.kernels import KERNELS, Kernel
 
 
 class _KernelInterpreter(fx.Interpreter):
-    """Runs a local graph, with kernels in place of neutral nodes, for tracing."""
+    """Runs a local graph for tracing, with kernels in place of device-neutral operators."""
 
     def __init__(self, module: fx.GraphModule, device: torch.device) -> None:
         super().__init__(module)
@@ -31,7 +32,7 @@ class _KernelInterpreter(fx.Interpreter):
 
 
 def with_device(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """``kwargs`` with ``device``, for an operator that names a device or creates a tensor from no other; unchanged for others."""
+    """``kwargs`` with ``device`` if the call names a device, or if its operator creates a tensor from none; else unchanged."""
     schema = schema_of(target)
     arguments = () if schema is None else schema.arguments
     if not any(a.name == "device" for a in arguments):

@@ -38,7 +38,7 @@ def program_memory(
 
 
 def unbound(program: ShardedProgram, coordinate: tuple[int, ...] | None = None, device: torch.device | str = "cpu") -> BoundProgram:
-    """``program`` for the rank at ``coordinate``, without process groups; axis names stand for them."""
+    """``program`` for the rank at ``coordinate`` without process groups; where those would be named, axes are."""
     names = program.mesh.axis_names
     place = (0,) * program.mesh.ndim if coordinate is None else coordinate
     groups = {axis: axis for axis in names}

@@ -79,7 +79,7 @@ def check_limit(bound: BoundProgram, module: fx.GraphModule, parts: Partition | 
     """Warns if a rank that runs the graph operator by operator exceeds the plan's memory limit."""
     limit = bound.program.plan.memory_limit
     if limit is not None and (peak := _peak(bound, module, parts)) > limit + AXIS_INDEX_BYTES:
-        what = "the rank at %s takes %d bytes at its peak, %d more than memory_limit=%d; plan again with a limit that is lower by that"
+        what = "the rank at %s takes %d bytes at its peak, %d more than memory_limit=%d; plan again with a limit that is lower by as much"
         log.warning(what, bound.coordinate, peak, peak - limit, limit)
 
 

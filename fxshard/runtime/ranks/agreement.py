@@ -10,8 +10,8 @@ where <n> counts the meetings of these ranks:
     <n>/outcome       JSON: the number of pieces, or the error
     <n>/read/<rank>   the rank has read the outcome
 
-A rank that times out settles the meeting with an error, so no rank takes a result that another has given up on. The lowest rank deletes the
-keys once all have read the outcome. If a rank is missing, the keys stay, so that it learns of the outcome when it arrives.
+A rank that times out settles the meeting with an error, so no rank accepts a result that another rank has given up on. The lowest rank
+deletes the keys once all have read the outcome. If a rank is missing, the keys stay, so that it learns of the outcome when it arrives.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Meeting:
         return self._read()
 
     def _settle(self, text: str = "", error: RunError | None = None) -> None:
-        """Writes the outcome unless there is one; a result that comes too late is dropped."""
+        """Writes the outcome unless another rank has written one; a result that comes too late is dropped."""
         data = zlib.compress(text.encode(), 1) if error is None else b""
         pieces = [data[i : i + PIECE] for i in range(0, len(data), PIECE)]
         for i, piece in enumerate(pieces):
@@ -169,7 +169,7 @@ class Meeting:
 
     def _read(self) -> str:
         if not self._poll(lambda: self._has("outcome"), time.monotonic() + GRACE):
-            raise RunError(f"a rank ended while it settled how to {self._topic}", where=self._where(), remedy=STORE_LOST_REMEDY)
+            raise RunError(f"a rank ended while it wrote the outcome of: {self._topic}", where=self._where(), remedy=STORE_LOST_REMEDY)
         value = json.loads(self._get("outcome"))
         data = b"".join(self._get(f"part/{i}") for i in range(value.get("parts", 0)))
         self._set(f"read/{self._group.rank}", b"1")
@@ -179,7 +179,7 @@ class Meeting:
         return zlib.decompress(data).decode()
 
     def _refuse(self, error: RunError | None) -> NoReturn:
-        """Settles with ``error`` (None: already settled) and raises the settled error; only the leader settles with a result."""
+        """Settles with ``error`` (None: already settled) and raises the settled error; only the leader could have settled with a result."""
         if error is not None:
             self._settle(error=error)
         self._read()
@@ -244,7 +244,7 @@ class Meeting:
             yield self._group.store
         except RuntimeError as error:  # torch's DistError and its kinds are RuntimeErrors
             self._lost = True
-            what = f"{self._own_name()} lost the process group's store while it was to {self._topic}: {error}"
+            what = f"{self._own_name()} lost the process group's store when it was about to {self._topic}: {error}"
             raise RunError(what, where=self._where(), remedy=STORE_LOST_REMEDY) from error
 
     def _has(self, *keys: str) -> bool:

@@ -42,7 +42,7 @@ def shape_fields(named: Mapping[str, torch.Tensor]) -> Fields:
 
 
 def value_field(name: str, value: torch.Tensor) -> Fields:
-    """A plain tensor must be equal on all ranks; DTensors are skipped, since their shards differ."""
+    """A checksum of a plain tensor; nothing for a DTensor, since its shards differ."""
     return {} if isinstance(value, DTensor) else {f"value: {name}": f"checksum {checksum(value)}"}
 
 

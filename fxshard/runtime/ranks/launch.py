@@ -34,7 +34,7 @@ _GLOBAL = (
 REMEDIES: Mapping[str, str] = {
     "fxshard": "install the same version of fxshard on all ranks",
     "torch": "install the same version of torch on all ranks",
-    "hooks": "register the same hooks on all ranks: they take part in the program; what one rank is to do, it does inside of the hook",
+    "hooks": "register the same hooks on all ranks: they take part in the program; put what only one rank should do inside the hook",
     "mesh": "build the same DeviceMesh on all ranks: axis names, sizes, and the ranks along them",
     "shape": _GLOBAL,
     "rule": "register the same rules on all ranks (fxshard.register_rule): import the modules that do so on each",
@@ -47,7 +47,7 @@ REMEDIES: Mapping[str, str] = {
 }
 _OTHERWISE = "make it the same on all ranks"
 MOST = 4
-"""Further differences that an error lists."""
+"""Maximum number of further differences that an error lists."""
 
 
 def versions() -> dict[str, str]:
@@ -212,7 +212,7 @@ def _order(name: str) -> int:
 
 
 def _values_by_rank(held: Mapping[str, list[int]], most: int = 4) -> str:
-    """``ranks 0-2: a, rank 3: b``; long values are cut to where they differ."""
+    """``ranks 0-2: a; rank 3: b``; of long values, the part from where they differ."""
     values = list(held)
     same = next((i for i, characters in enumerate(zip(*values, strict=False)) if len(set(characters)) > 1), 0)
     start = max(0, same - 10) if max(map(len, values)) > 60 else 0

@@ -1,4 +1,4 @@
-"""Records the collectives that are really issued, at torch's dispatcher, compiled or not, to compare with the prediction."""
+"""Records the collectives that really run, compiled or not, at torch's dispatcher, to compare them with the prediction."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ GRACE = 10.0
 FORWARD, BACKWARD = "forward", "backward"
 REMEDIES: Mapping[str, str] = {
     "raised": "see the traceback in the output of that rank",
-    "ended": "call the model equally often on all ranks; if that rank failed, see its output",
+    "ended": "call the model the same number of times on all ranks; if that rank failed, see its output",
     "silent": "see the output of that rank and the log of its machine (out of memory?); start again from a checkpoint",
     "behind": "see what that rank is doing (py-spy dump --pid ...); if it is only slow, raise timeout (seconds)",
     "nobody": "see the network between the ranks; debug=True (FXSHARD_DEBUG=1) tells whether they issue different collectives",

@@ -26,7 +26,7 @@ class RankValues:
     def __getitem__(self, rank: int | tuple[int, ...]) -> Any:
         number = self.mesh.rank(rank) if isinstance(rank, tuple) and rank in set(self.mesh.coordinates()) else rank
         if not isinstance(number, int) or not 0 <= number < self.mesh.size:
-            remedy = f"give a rank below {self.mesh.size}, or one index an axis"
+            remedy = f"give a rank below {self.mesh.size}, or one index per axis"
             raise OptionError(f"mesh {self.mesh} has no rank {rank!r}", remedy=remedy)
         return self.values[number]
 
@@ -50,12 +50,12 @@ class RankValues:
 
 
 def shard(value: torch.Tensor, layout: Layout | str, mesh: Mesh) -> RankValues:
-    """The shards of the global tensor ``value`` in ``layout`` (``"S(0)R"``) on each rank, uneven or empty as ``torch.chunk`` cuts.
+    """The shards of the global tensor ``value`` in ``layout`` (``"S(0)R"``) on each rank, cut as by ``torch.chunk``: uneven or empty.
 
     Replicas share memory. Raises LayoutError for an invalid layout.
     """
     if not isinstance(value, torch.Tensor):
-        raise OptionError(f"what is sharded is {a_kind(value)}", remedy="give a tensor")
+        raise OptionError(f"shard was given {a_kind(value)}", remedy="give a tensor")
     layout = _layout(layout, value.dim(), mesh)
     return RankValues(mesh, tuple(scatter(value, layout, mesh, c) for c in mesh.coordinates()))
 
@@ -75,7 +75,7 @@ def per_rank(function: Callable[..., Any]) -> Callable[..., Any]:
     of two meshes.
     """
     if not callable(function):
-        raise OptionError(f"what is run on each rank is {a_kind(function)}", remedy="give a function")
+        raise OptionError(f"per_rank was given {a_kind(function)}", remedy="give a function")
     name = getattr(function, "__name__", type(function).__name__)
 
     @functools.wraps(function, updated=())
@@ -133,7 +133,7 @@ def _layout(layout: Layout | str, ndim: int, mesh: Mesh) -> Layout:
     if isinstance(layout, str):
         layout = Layout.parse(layout)
     if not isinstance(layout, tuple):
-        raise LayoutError(f"the layout is {a_kind(layout)}", remedy="write it like 'S(0)R', one placement an axis")
+        raise LayoutError(f"the layout is {a_kind(layout)}", remedy="write it like 'S(0)R', one placement per axis")
     return check_layout(Layout(layout), ndim, mesh.ndim, "the value")
 
 
@@ -142,5 +142,5 @@ def _shards(values: RankValues, layout: Layout, shape: tuple[int, ...]) -> tuple
         want = local_shape(shape, layout, values.mesh.shape, coordinate)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != want:
             have = tuple(value.shape) if isinstance(value, torch.Tensor) else a_kind(value)
-            raise RunError(f"rank {rank} holds {have}, in layout {layout} of {shape} it would be {want}", remedy="give the layout it has")
+            raise RunError(f"rank {rank} holds {have}, in layout {layout} of {shape} it would be {want}", remedy="give its own layout")
     return values.values

@@ -1,9 +1,9 @@
 """Simulated all-reduce and reduce-scatter, in the order in which a backend adds up the ranks' tensors, in their dtype.
 
-``exact``: rank 0, then 1, and so on. ``gloo``: gloo's ring, in which a chunk starts at the rank before its own and travels down.
-``nccl``: NCCL's ring, in which it starts at the rank after its own and travels up. Each hop rounds to the dtype, so that bfloat16
-results have the backend's rounding errors. In a ring, each chunk has its own order. A reduce-scatter on gloo is that of programs:
-each rank reduces the blocks that it receives (see ``fxshard.runtime.groups.reduce_scatter``).
+``exact``: rank 0, then 1, and so on. ``gloo``: gloo's ring, in which chunk c starts at rank c - 1 and travels to lower ranks.
+``nccl``: NCCL's ring, in which chunk c starts at rank c + 1 and travels to higher ranks. Both end at rank c, so each chunk is summed
+in an order of its own. Each hop rounds to the dtype, so that bfloat16 results have the backend's rounding errors. A reduce-scatter on gloo
+is that of programs: each rank reduces the blocks that it receives (see ``fxshard.runtime.groups.reduce_scatter``).
 """
 
 from __future__ import annotations

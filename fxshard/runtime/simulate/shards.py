@@ -15,7 +15,7 @@ from fxshard.mesh.mesh import Mesh
 Coordinate = tuple[int, ...]
 REPLICAS_DIFFER_REMEDY = (
     "an operator of yours that draws random numbers gives each rank its own: draw outside of it and pass the numbers in; if there is "
-    "none, a rule or a step is wrong, please report it"
+    "no such operator, a rule or a step is wrong, please report it"
 )
 
 

@@ -40,7 +40,7 @@ class IssuedCollective:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What must be equal on all ranks; in an all-to-all the number of rows may differ."""
+        """The part that must be equal on all ranks; in an all-to-all, the number of rows may differ."""
         shape = tuple(self.tensor.shape)
         return self.kind, self.axis, self.op, shape if self.splits is None else ("*", *shape[1:]), str(self.tensor.dtype)
 
@@ -181,7 +181,7 @@ def check_agreement(mesh: Mesh, issued: Mapping[tuple[int, ...], IssuedCollectiv
             raise RunError(
                 f"ranks disagree: rank {mesh.rank(coordinate)} {what}, rank {mesh.rank(reference)} issues {other}",
                 where=f"after {count} collectives that agreed, on mesh {mesh}",
-                remedy="all ranks must run programs lowered from one plan; on real ranks this would not end",
+                remedy="all ranks must run programs lowered from one plan; real ranks would wait for each other forever",
             )
 
 
@@ -201,7 +201,7 @@ def run_collective(
 
 
 def _check_splits(calls: Sequence[IssuedCollective], ranks: Sequence[int]) -> None:
-    """Raises RunError if a rank of an all-to-all sends another number of rows than its peer expects."""
+    """Raises RunError if a rank of an all-to-all sends a peer more or fewer rows than the peer expects."""
     for i, sender in enumerate(calls):
         for j, taker in enumerate(calls):
             if sender.splits is None or taker.splits is None:

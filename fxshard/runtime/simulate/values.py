@@ -54,7 +54,7 @@ def program_values(
 
 
 def returned_by_model(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, changed: Mapping[str, torch.Tensor]) -> Any:
-    """The return value of a model, from a program's outputs: rebuilds objects and leaves those of the call unchanged.
+    """The return value of a model, from a program's outputs: rebuilds objects as copies, so that those of the call stay unchanged.
 
     ``changed``: new values of arguments by name.
     """
@@ -87,7 +87,7 @@ def sizes_of_call(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[
 
 
 def check_arguments(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
-    """Raises RunError for the first argument that is missing, unexpected, of another structure, or another constant than traced."""
+    """Raises RunError for the first argument that is missing, unexpected, or has another structure or constant value than when traced."""
     spec = pytree.tree_structure((tuple(args), dict(kwargs or {})))
     said = structure_difference(program.in_spec, spec) or _constant_difference(program, args, kwargs)
     if said is not None:
@@ -182,7 +182,7 @@ def check_has_data(kind: str, name: str, value: torch.Tensor) -> None:
 def _tangent(name: str, shape: tuple[int, ...], dtype: str, given: list[Any] | None) -> torch.Tensor:
     if given is None and any(size < 0 for size in shape):
         remedy = "give tangents=, sum the output inside the model, or plan with train=False"
-        raise RunError(f"the size of an output depends on the data, so its tangent ({name}) cannot be made up", remedy=remedy)
+        raise RunError(f"the size of an output depends on the data, so a tangent of ones ({name}) cannot be made", remedy=remedy)
     if given is None:
         return torch.ones(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
     index = int(name.removeprefix("tangents[").removesuffix("]"))

@@ -77,7 +77,7 @@ def test_a_thread_that_cannot_be_scheduled(
     with caplog.at_level("INFO", "fxshard"):
         assert gloo_threads.set_policy() == counted
     assert asked == [(own, os.SCHED_BATCH)]
-    assert ("gloo's threads stay as they are" in caplog.text) == (counted == 0 and not isinstance(error, ProcessLookupError))
+    assert ("gloo's threads keep their scheduling policy" in caplog.text) == (counted == 0 and not isinstance(error, ProcessLookupError))
 
 
 def test_a_policy_of_someone_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def accumulated() -> None:
     close([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
     assert model.parts[0].calls == 2
     plan = fxshard.plan(Stack().double(), (batch(),), fxshard.Mesh({"tp": 2}), input_layouts="R", output_layouts="R")
-    with pytest.raises(PlanError, match=r"leaves in attributes \(parts.0.calls(.|\n)*let parallelize plan"):
+    with pytest.raises(PlanError, match=r"stores in attributes \(parts.0.calls(.|\n)*let parallelize plan"):
         pair(Stack, plan=plan)
 
 

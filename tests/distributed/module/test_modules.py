@@ -157,7 +157,7 @@ def given_parameters() -> None:
         torch.func.functional_call(m, own, (batch(),)).square().sum().backward()
     close([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
     assert len(model.forward.programs) == 2
-    with pytest.raises(RunError, match=r"0.weight is a plain tensor, put there after parallelize \(or by functional_call\)"):
+    with pytest.raises(RunError, match=r"0.weight is a plain tensor, assigned after parallelize \(or by functional_call\)"):
         torch.func.functional_call(model, reference.state_dict(), (batch(),))
     for transformed in (torch.vmap(model), torch.func.grad(lambda x: model(x).sum()), lambda x: torch.func.jvp(model, (x,), (x,))):
         with pytest.raises(RunError, match=r"within a transform of torch.func(.|\n)*inside of the forward"):
@@ -244,7 +244,7 @@ def parametrized() -> None:
                 parametrize.remove_parametrizations(m[2], "weight")
             close(step(model), step(reference))
     parametrizations.weight_norm(model[2])
-    with pytest.raises(RunError, match=r"2.parametrizations.weight.original0, put there after parallelize, lies in .*pending"):
+    with pytest.raises(RunError, match=r"2.parametrizations.weight.original0, assigned after parallelize, is in .*pending"):
         model(batch())
 
 
@@ -275,7 +275,7 @@ def other_parts() -> None:
     for m in (model, reference):
         torch.manual_seed(3)
         m[2] = nn.Linear(5, 3)
-    with pytest.raises(FxshardError, match=r"parameter 2.weight is a plain tensor, put there after parallelize(.|\n)*distribute_tensor"):
+    with pytest.raises(FxshardError, match=r"parameter 2.weight is a plain tensor, assigned after parallelize(.|\n)*distribute_tensor"):
         model(batch())
     for name, p in list(model[2].named_parameters()):
         setattr(model[2], name, nn.Parameter(distribute_tensor(p.detach(), mesh(), [Shard(0)])))

@@ -141,7 +141,7 @@ def own_batches() -> None:
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         if p.grad is not None:  # one program computes all gradients: those of outputs that the loss leaves out are zero
             same(p.grad, torch.zeros(q.shape) if q.grad is None else q.grad)
-    with pytest.raises(RunError, match=r"cut as \[2, 1\], the ranks hold \[1, 2\]"):
+    with pytest.raises(RunError, match=r"split into \[2, 1\], but the ranks hold \[1, 2\]"):
         local_batch(torch.ones(dist.get_rank() + 1, 2), device_mesh)
 
 
@@ -185,7 +185,7 @@ def outputs_that_are_not_whole() -> None:
         bound(x, 3)
     buffered = nn.BatchNorm1d(4)
     plan = fxshard.plan(buffered, (x,), mesh(), pins={"running_mean": "S(0)"}, input_layouts="S(1)", output_layouts="R")
-    with pytest.raises(PlanError, match=r"running_mean is a plain tensor planned in S\(0\), what it is changed to"):
+    with pytest.raises(PlanError, match=r"running_mean is a plain tensor planned in S\(0\), its new value"):
         parallelize(buffered, (x,), mesh(), plan, compiler="eager")
 
 

@@ -51,7 +51,7 @@ def of_a_module() -> None:
     if mesh().get_rank() == 0:
         reason = "args_0_0 is 7, shards are even at multiples of 2 only"
         assert [line for line in lines if line.endswith(reason)] == [
-            f"that program is kept for other calls, and compiled when the first of them comes: {reason}"
+            f"the program does not serve this call; it is kept for other calls, and compiled when the first of them comes: {reason}"
         ]
         what = "args[0] (7, 8), and any other sizes of dim 0 of args[0]"
         again = [line for line in lines if line.startswith("planning")]
@@ -74,7 +74,9 @@ def of_the_backend() -> None:
         for count, want in ((4, 1), (7, 2), (5, 2), (6, 3), (11, 3), (8, 3)):
             by_backend.same(sharded, single, (rows(count)[0],), (model, single))
             assert len(programs) == want, (count, len(programs))
-    assert mesh().get_rank() or any(line.startswith("that program is kept for other calls, and compiled when") for line in lines), lines
+    assert mesh().get_rank() or any(
+        line.startswith("the program does not serve this call; it is kept for other calls, and compiled when") for line in lines
+    ), lines
     assert not any("planning again" in line for line in lines), "of a graph that Dynamo has just captured"
 
 

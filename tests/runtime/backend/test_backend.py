@@ -176,10 +176,10 @@ def test_numbers_that_change_are_planned_again_and_sizes_are_not(caplog: pytest.
             out, size = compiled(torch.ones(rows), factor, times)
             assert size == rows * times and out.tolist() == [factor * times] * rows
         assert "planning again for inference: x (5,), factor=0.5, times=3, and any other sizes of dim 0 of x" in caplog.text
-        assert "x (7,)" not in caplog.text and "sets of sizes and numbers" not in caplog.text
+        assert "x (7,)" not in caplog.text and "each time for other sizes" not in caplog.text
         for times in range(4, 12):
             assert compiled(torch.ones(times), 1.5, times)[0].tolist() == [1.5 * times] * times
-    assert "was planned for 8 sets of sizes and numbers, each for itself: x, factor, times" in caplog.text
+    assert "was planned 8 times, each time for other sizes or numbers; these change: x, factor, times" in caplog.text
 
 
 def test_dropout_follows_the_seed() -> None:

@@ -64,7 +64,7 @@ def test_views_under_other_strides_are_refused_and_of_another_dtype_are_copies()
     rows, bits = compiled(x)
     assert rows.data_ptr() == x[1:].data_ptr() and torch.equal(bits, x.view(torch.int32)) and bits.data_ptr() != x.data_ptr()
     SAME(compiled(x.t()), (x.t()[1:], x.t().view(torch.int32)))  # Dynamo guards strides and compiles anew
-    with pytest.raises(RunError, match=r"a view of a tensor with strides \(4, 1\), which comes with \(1, 4\)"):
+    with pytest.raises(RunError, match=r"a view of a tensor with strides \(4, 1\), which has strides \(1, 4\)"):
         View(False, (3, 4), (4, 1), 4, (4, 1)).of(x.t())
 
 

@@ -135,7 +135,7 @@ def _zip(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_paths_out, "lies at '../elsewhere/secret'"),
+        (_paths_out, "is at '../elsewhere/secret'"),
         (_zip, "not text|not JSON"),
         (lambda folder: (folder / "index.json").write_text('{"format": "another"}'), "not the index of a checkpoint"),
         (lambda folder: (folder / "index.json").write_text('{"format": "fxshard-checkpoint", "version": 9}'), "version 9"),

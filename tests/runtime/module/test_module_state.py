@@ -89,9 +89,9 @@ def test_what_is_no_parameter_on_the_mesh_is_named(model: Any, mesh: DeviceMesh)
     other, pending = DeviceMesh("cpu", [1, 0]), distribute_tensor(torch.ones(2, 2), mesh, [Replicate()], src_data_rank=None)
     state = ModuleState(model, mesh)
     for value, said in (
-        (torch.ones(2, 2), "parameter 0.weight is a plain tensor, put there after parallelize"),
-        (distribute_tensor(torch.ones(2, 2), other, [Replicate()], src_data_rank=None), "lies on another mesh"),
-        (type(pending).from_local(torch.ones(2, 2), mesh, [Partial()], run_check=False), "0.weight, put there .* a sum that is pending"),
+        (torch.ones(2, 2), "parameter 0.weight is a plain tensor, assigned after parallelize"),
+        (distribute_tensor(torch.ones(2, 2), other, [Replicate()], src_data_rank=None), "is on another mesh"),
+        (type(pending).from_local(torch.ones(2, 2), mesh, [Partial()], run_check=False), "0.weight, assigned .* a sum that is pending"),
     ):
         model[0].weight = nn.Parameter(value)
         with pytest.raises(RunError, match=said) as caught:

@@ -160,7 +160,7 @@ def test_a_rank_that_ends_while_it_settles_does_not_hang_the_others(monkeypatch:
     store = dist.HashStore()
     store.add("fxshard/0,1/1/decided", 1)
     found = together((0, 1), lambda g: compare({}, group=g, timeout=0.2), store)
-    assert all("a rank ended while it settled" in str(error) for error in found.values())
+    assert all("a rank ended while it wrote the outcome" in str(error) for error in found.values())
 
 
 def test_groups_do_not_disturb_each_other() -> None:
@@ -180,7 +180,7 @@ def test_a_lost_store_is_an_error_that_says_so() -> None:
         def add(self, key: str, amount: int) -> int:
             raise dist.DistNetworkError("Broken pipe")
 
-    with pytest.raises(RunError, match="rank 1 lost the process group's store while it was to compare what they run: Broken pipe"):
+    with pytest.raises(RunError, match="rank 1 lost the process group's store when it was about to compare what they run: Broken pipe"):
         compare({}, group=Group(Gone(), 1, (0, 1)), timeout=SLOW)
 
 

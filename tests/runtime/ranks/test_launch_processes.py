@@ -124,7 +124,7 @@ def _planner_dies(rank: int, folder: str) -> Any:
 def test_a_planner_that_dies_takes_the_store_along_and_the_others_say_so_at_once(tmp_path: Path) -> None:
     kind, text, seconds = start(_planner_dies, 2, tmp_path, expected={1})[1]
     assert (kind, seconds < SOON) == ("RunError", True)
-    assert "rank 1 lost the process group's store while it was to share the plan" in text and "rank 0" in text
+    assert "rank 1 lost the process group's store when it was about to share the plan" in text and "rank 0" in text
 
 
 def _fails_and_exits(rank: int, folder: str) -> Any:

@@ -84,10 +84,10 @@ def test_what_cannot_be() -> None:
         (LayoutError, "2 placements, the mesh has 2 axes|dim 2 .* is out of range", lambda: shard(torch.zeros(7, 2), "RS(2)", MESH)),
         (LayoutError, "cannot read layout", lambda: shard(torch.zeros(7, 2), "X", MESH)),
         (LayoutError, "the layout is an int", lambda: shard(torch.zeros(7, 2), 3, MESH)),  # type: ignore[arg-type]  # is what is tested
-        (OptionError, "what is sharded is a list", lambda: shard([1], "RR", MESH)),  # type: ignore[arg-type]  # is what is tested
+        (OptionError, "shard was given a list", lambda: shard([1], "RR", MESH)),  # type: ignore[arg-type]  # is what is tested
         (OptionError, "has no rank 6", lambda: values[6]),
         (OptionError, r"has no rank \(2, 0\)", lambda: values[2, 0]),
-        (OptionError, "is an int", lambda: per_rank(3)),  # type: ignore[arg-type]  # is what is tested
+        (OptionError, "given an int", lambda: per_rank(3)),  # type: ignore[arg-type]  # is what is tested
         (OptionError, "has 65 ranks", lambda: shard(torch.zeros(7, 2), "R", Mesh({"a": 65}))),
         (RunError, r"rank 0 holds \(3, 2\), in layout S\(0\)R of \(7, 2\) it would be \(4, 2\)", lambda: values.whole("S(0)R", (7, 2))),
         (
