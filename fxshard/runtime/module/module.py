@@ -321,7 +321,7 @@ class ShardedForward:
             check_parameters(self.model, program)
             bound, s = bind(program, self.device_mesh, self.device), self.settings
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, lazy=True)
-        runner = Runner(self.model, compiled, list(named), self.settings.timeout, requested_outputs)
+        runner = Runner(compiled, list(named), self.model, self.settings.timeout, requested_outputs)
         key = self._key(leaves, self.state.snapshot(), train)
         made = ModuleProgram(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
         self.by_size_free_key.setdefault(size_free_key(key), []).append(made)

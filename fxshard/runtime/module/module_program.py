@@ -65,5 +65,5 @@ class ModuleProgram:
 
     def copied_to(self, model: nn.Module) -> ModuleProgram:
         """The same program for ``model``, a copy of the module that it was made for."""
-        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout, self.runner.requested_outputs)
+        runner = replace(self.runner, model=model)
         return replace(self, runner=runner, after=after_run_of(model, self.graph, runner.bound.device), unread=set(self.unread))
