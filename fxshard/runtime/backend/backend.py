@@ -50,6 +50,7 @@ from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.size_inputs import add_size_inputs
+from fxshard.runtime.backend.backend_options import BackendOptions, backend_options
 from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.backend.graph_outputs import Output, output_kind
 from fxshard.runtime.backend.graph_requests import NamedTensors, check_weight_layouts, request_of
@@ -69,7 +70,6 @@ from fxshard.runtime.calls.dynamic_sizes import (
     trace_with_static_fallback,
 )
 from fxshard.runtime.calls.inputs import check_plain_results, other_calls_text
-from fxshard.runtime.calls.options import BackendOptions, read_options
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
@@ -164,7 +164,7 @@ class GraphPrograms:
         if self.others:
             what = f"the backend fxshard takes no {next(iter(self.others))!r}"
             raise OptionError(what, remedy="pass options={...} or mode=... to torch.compile, nothing else")
-        return read_options(self.given)
+        return backend_options(self.given or {})
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:

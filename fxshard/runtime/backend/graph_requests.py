@@ -16,9 +16,9 @@ from fxshard.layout.layouts import Layout
 from fxshard.passes.pipeline import Request
 from fxshard.passes.planning.constrain import Condition, pattern
 from fxshard.passes.planning.names import Names
-from fxshard.plans.constraints import Constraint, Pin, names_in
+from fxshard.plans.constraints import Constraint, Pin, check_constraints, names_in
 from fxshard.program.sharded_program import ShardedProgram
-from fxshard.runtime.calls.options import BackendOptions
+from fxshard.runtime.backend.backend_options import BackendOptions
 from fxshard.runtime.module.several_sizes import sampled_sizes
 from fxshard.shapes import WeightedSizes, weighted_sizes
 
@@ -113,7 +113,7 @@ def _user_pins(graph: PlanningGraph, named: NamedTensors, options: BackendOption
 
 def _user_constraints(graph: PlanningGraph, named: NamedTensors, options: BackendOptions, fragment: bool) -> tuple[Constraint, ...]:
     """The constraints whose names this graph has; also checks pins on tensors with a fixed layout."""
-    kept = [c for c in options.constraints if _accept_names(names_in(c), graph, str(c), fragment)]
+    kept = [c for c in check_constraints(options.constraints) if _accept_names(names_in(c), graph, str(c), fragment)]
     for one in [c for c in kept if isinstance(c, Pin)]:
         for end in [i for i in graph.inputs if i.name in named and _matches(one.name, i.name)]:
             _check_pin(str(one), one.name, one.layout, end, named[end.name], options)

@@ -56,9 +56,10 @@ from fxshard.runtime.calls.options import (
     check_plan,
     check_source,
     check_unused,
+    read_options,
 )
 from fxshard.runtime.calls.runner import Runner
-from fxshard.runtime.calls.settings import Settings, settings_of
+from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
@@ -100,20 +101,11 @@ def parallelize(
         example_args: arguments of one call; meta or fake tensors will do. ``example_kwargs`` likewise.
         plan: a plan for these arguments; if None, one rank makes it for all.
         train: whether the first program is for training; by default as the plan, or True. Other programs are made on demand.
-        options: fields of ``Settings``: ``hardware`` (whose speeds the plan assumes; by default that of the mesh's
-            device), ``input_layouts`` (by default plain inputs are replicated), ``output_layouts`` (by default plain outputs are
-            replicated; a mapping from a name or a glob, ``"*.keys"``, to a layout makes that output a DTensor), ``pins``,
-            ``memory_limit``,
-            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``, ``dynamic``
-            (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"),
-            ``timeout`` (seconds to wait for other ranks, in planning and in each collective), ``debug`` (whether ranks compare
-            each collective before they issue it; docs/faults.md), ``dump``, ``cache`` (whether plans are read from disk and written
-            there), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose numbers do),
-            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (dtypes to
-            compute and to reduce in, besides those of the parameters), ``planner``,
-            ``src_data_rank`` (the global number of the rank whose weights and buffers count: it sends the others their
-            shards; "same", the default: each rank shards its own values, after comparing samples of them; None: likewise,
-            without the comparison).
+        options: how to plan, ``hardware``, ``input_layouts``, ``output_layouts`` (a mapping from a name or a glob, ``"*.keys"``, to a
+            layout makes that output a DTensor), ``pins``, ``memory_limit``, ``objective``, ``time_limit``, ``constraints``, ``optimizer``,
+            ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``, ``timeout``, ``debug``, ``dump``,
+            ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. The classes ``Options`` and ``Settings`` in
+            fxshard/runtime/calls say what each means.
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -122,7 +114,7 @@ def parallelize(
     check_call(model, example_args)
     check_gradient_hooks(model)
     check_device_mesh(device_mesh)
-    settings = settings_of(options)
+    settings = read_options(Settings, options, "parallelize")
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
