@@ -296,7 +296,7 @@ class GraphPrograms:
         distributed = [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed]
         plan = self._plan(graph, named, distributed, dump)
         program = lower_plan(graph, plan, dump, options.rng, options.without)
-        check_weight_layouts(program, named, options)
+        check_weight_layouts(program, named, options.planning_mesh)
         check_plain_results(program, named, distributed)
         self._compare({"plan": plan.hash, "program": program.hash})
         kind = "training" if graph.train else "inference"

@@ -303,7 +303,7 @@ class ShardedForward:
                     raise
                 announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
                 return self.prepare(args, kwargs, train, None, fallback_dims(dims), retry=True)
-            requested_outputs = self.requests.requested_outputs(graph, bool(self.by_key))
+            requested_outputs = self.requests.requested_outputs(graph, first)
             check_plain_results(program, named, requested_outputs=requested_outputs)
             if first:
                 source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
@@ -383,7 +383,7 @@ class ShardedForward:
         s, sampled = self.settings, sampled_sizes(self.sampled, graph, here, first=first)
         if (unused := unused_sizes_text(self.sampled, graph, here)) is not None:
             announce(self.device_mesh, logging.WARNING, "the plan is not optimised for example_sizes at %s", unused)
-        request = self.requests.request(graph, leaves, sampled, first=first, later=bool(self.by_key))
+        request = self.requests.request(graph, leaves, sampled, first=first)
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         with timed("plan, shared"):
             return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)
