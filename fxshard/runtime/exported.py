@@ -131,7 +131,7 @@ class BoundModule(nn.Module):
         compiled = self._served_by(self._check(args, kwargs))
         key = compiled, *((name, isinstance(leaf, DTensor)) for name, leaf in zip(names, leaves, strict=True))
         if key not in self._runners:
-            self._runners[key] = Runner(self, compiled, names, self._timeout)
+            self._runners[key] = Runner(compiled, names, self, self._timeout)
         return self._runners[key](leaves)
 
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int]:

@@ -55,8 +55,8 @@ class Names:
         found = self._find(name, several) or _indexed_result(name, partial(self._find, several=True))
         if not found:
             parameters = (i.name for i in self.graph.inputs_of("parameter"))
-            remedy = f"name one of {some([*parameters, *self._all])}"
-            raise ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, self._all)}", where=where, remedy=remedy)
+            remedy = f"name one of {some([*parameters, *self.all])}"
+            raise ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, self.all)}", where=where, remedy=remedy)
         return list(dict.fromkeys(found))
 
     def one(self, name: str, where: str) -> Place:
@@ -81,7 +81,7 @@ class Names:
             if matching := [key for key in table if fnmatch.fnmatchcase(key, name)]:
                 what = f"{name!r} is a glob; one value is asked for at a time"
                 return ConstraintError(what, where=where, remedy=f"name one of {some(matching)}")
-        what = f"there is no {KINDS} by the name of {name!r}{closest(name, self._all)}"
+        what = f"there is no {KINDS} by the name of {name!r}{closest(name, self.all)}"
         return ConstraintError(what, where=where, remedy="name one that gives a tensor; print(plan) lists the nodes")
 
     def spelled(self, place: Place) -> str:
@@ -111,7 +111,7 @@ class Names:
         return ()
 
     @property
-    def _all(self) -> list[str]:
+    def all(self) -> list[str]:
         return [name for table in self._tables for name in table]
 
     @cached_property

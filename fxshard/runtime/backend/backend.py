@@ -50,10 +50,11 @@ from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.size_inputs import add_size_inputs
+from fxshard.runtime.backend.backend_options import BackendOptions, backend_options
 from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.backend.graph_outputs import Output, output_kind
 from fxshard.runtime.backend.graph_requests import NamedTensors, check_weight_layouts, request_of
-from fxshard.runtime.backend.graph_runner import GraphRunner
+from fxshard.runtime.backend.graph_runner import graph_runner, with_outputs
 from fxshard.runtime.backend.graph_sizes import dims_of
 from fxshard.runtime.backend.mesh_of_call import ambient_mesh, mesh_context, mesh_of_dtensors
 from fxshard.runtime.backend.user_plan import trace_for_plan
@@ -69,7 +70,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
     trace_with_static_fallback,
 )
 from fxshard.runtime.calls.inputs import check_plain_results, other_calls_text
-from fxshard.runtime.calls.options import BackendOptions, read_options
+from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
@@ -132,12 +133,12 @@ class MeshPrograms:
 
 @dataclass(frozen=True, eq=False)
 class GraphProgram:
-    """A program of a graph, made for a call of ``shapes``. ``views``: whether some outputs of the graph are not computed by it."""
+    """A program of a graph, made for a call of ``shapes`` with these ``outputs``."""
 
-    runner: GraphRunner
+    runner: Runner
     graph: PlanningGraph
     shapes: Shapes
-    views: bool
+    outputs: Sequence[Output]
 
 
 class GraphPrograms:
@@ -145,7 +146,7 @@ class GraphPrograms:
 
     def __init__(self, graph: DynamoGraph, given: Mapping[str, Any] | None, others: Mapping[str, Any]) -> None:
         self.graph, self.given, self.others = graph, given, dict(others)
-        self.runners: dict[Any, GraphRunner] = {}
+        self.runners: dict[Any, Runner] = {}
         """By the key of a call; a program appears under every key that it has served."""
         self.by_numbers: dict[tuple[Any, ...], list[GraphProgram]] = {}
         """By the numbers of a call: the candidates for other sizes."""
@@ -163,7 +164,7 @@ class GraphPrograms:
         if self.others:
             what = f"the backend fxshard takes no {next(iter(self.others))!r}"
             raise OptionError(what, remedy="pass options={...} or mode=... to torch.compile, nothing else")
-        return read_options(self.given)
+        return backend_options(self.given or {})
 
     @cached_property
     def device_mesh(self) -> DeviceMesh:
@@ -182,22 +183,22 @@ class GraphPrograms:
         """The numbers of a call; Dynamo may pass a float as a tensor."""
         return [x.item() if isinstance(x := args[i], torch.Tensor) else x for i in self.graph.numbers]
 
-    def _find_dynamic(self, args: Sequence[Any]) -> GraphRunner | None:
+    def _find_dynamic(self, args: Sequence[Any]) -> Runner | None:
         """A program with dynamic sizes that serves the call, if there is one."""
         tensors = [args[i] for i in self.places]
         for planned in self.by_numbers.get(self._numbers(args), ()):
             if planned.runner.sizes and self._refusal(planned, tensors) is None:
-                if not planned.views:
+                if all(output.computed for output in planned.outputs):
                     return planned.runner
                 outputs = specialised(self.graph, args, views=True)[2]
-                if list(map(output_kind, outputs)) == list(map(output_kind, planned.runner.outputs)):
-                    return planned.runner.with_outputs(outputs)
+                if list(map(output_kind, outputs)) == list(map(output_kind, planned.outputs)):
+                    return with_outputs(planned.runner, outputs)
         return None
 
     def _refusal(self, planned: GraphProgram, tensors: Sequence[torch.Tensor]) -> str | None:
         return agreed_refusal(planned, tensors, self.device_mesh, self.options.timeout)
 
-    def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, retry: bool = False) -> GraphRunner:
+    def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, retry: bool = False) -> Runner:
         """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``.
 
         ``dims``: by default the open sizes, less those that the programs so far show to be static. ``retry``: whether a program was just
@@ -223,8 +224,8 @@ class GraphPrograms:
                     raise
                 self._log(logging.WARNING, "no program can serve all these sizes: %s", error.what)
                 return self._make(args, fallback_dims(dims), retry=True)
-        runner = GraphRunner(compiled, named, outputs, self.graph.distributed, self.options.timeout)
-        planned = GraphProgram(runner, graph, shapes_of(tensors), not all(output.computed for output in outputs))
+        runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout)
+        planned = GraphProgram(runner, graph, shapes_of(tensors), outputs)
         self.by_numbers.setdefault(numbers, []).append(planned)
         if len(before) + 1 == WARN_AT_PROGRAMS:
             text = "one graph was planned %d times, each time for other sizes or numbers; these change: %s"
@@ -295,7 +296,7 @@ class GraphPrograms:
         distributed = [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed]
         plan = self._plan(graph, named, distributed, dump)
         program = lower_plan(graph, plan, dump, options.rng, options.without)
-        check_weight_layouts(program, named, options)
+        check_weight_layouts(program, named, options.planning_mesh)
         check_plain_results(program, named, distributed)
         self._compare({"plan": plan.hash, "program": program.hash})
         kind = "training" if graph.train else "inference"

@@ -15,8 +15,7 @@ from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
 from fxshard.graph.objects import COUNTER_LIMIT, is_length, lengths_after, outputs_in_objects
 from fxshard.graph.planning_graph import PlanningGraph, operands
 from fxshard.passes.annotation.annotate import illegal_node_at
-from fxshard.program.sharded_program import ShardedProgram
-from fxshard.runtime.compile.compiled import CompiledProgram
+from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.launch import announce, mesh_ranks, objection
 from fxshard.shapes import DynamicDim, first_broken
@@ -29,26 +28,11 @@ Shapes = tuple[tuple[int, ...] | None, ...]
 """The shapes of the leaves of a call's arguments; None for a leaf that is not a tensor."""
 
 
-class SizedRunner(Protocol):
-    """Runs a compiled program on the leaves of a call. ``leaf_of``: the index of each leaf by name; ``sizes``: (leaf, dim, unit), the dim
-    from which each dynamic size of the program is read."""
-
-    @property
-    def compiled(self) -> CompiledProgram: ...
-    @property
-    def program(self) -> ShardedProgram: ...
-    @property
-    def leaf_of(self) -> Mapping[str, int]: ...
-    @property
-    def sizes(self) -> Sequence[tuple[int, int, int]]: ...
-    def sizes_of(self, leaves: Sequence[Any]) -> dict[str, int]: ...
-
-
 class CachedProgram(Protocol):
     """A program, its graph, and the ``shapes`` of the call that it was made for."""
 
     @property
-    def runner(self) -> SizedRunner: ...
+    def runner(self) -> Runner: ...
     @property
     def graph(self) -> PlanningGraph: ...
     @property
@@ -65,7 +49,7 @@ def size_free_key(key: Any) -> Any:
     return *others, tuple((len(leaf[0]), *leaf[1:]) if isinstance(leaf[0], torch.Size) else leaf for leaf in leaves)
 
 
-def refusal(runner: SizedRunner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+def refusal(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
     """Why the program of ``runner``, made for ``shapes``, cannot serve a call of ``leaves``; None if it can.
 
     The call may differ from the one that the program was made for in sizes only.
@@ -73,7 +57,7 @@ def refusal(runner: SizedRunner, shapes: Shapes, leaves: Sequence[Any]) -> str |
     return _refusal_before_compiling(runner, shapes, leaves) or _refusal_of_compiler(runner, leaves)
 
 
-def _refusal_before_compiling(runner: SizedRunner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
+def _refusal_before_compiling(runner: Runner, shapes: Shapes, leaves: Sequence[Any]) -> str | None:
     """The reason that the lowered program alone gives, without its compiled code."""
     program = runner.program
     places = {(runner.leaf_of[path], dim): one for one in program.sizes for path, dim in one.places}
@@ -89,7 +73,7 @@ def _refusal_before_compiling(runner: SizedRunner, shapes: Shapes, leaves: Seque
     return program.refuses(sizes)
 
 
-def _refusal_of_compiler(runner: SizedRunner, leaves: Sequence[Any]) -> str | None:
+def _refusal_of_compiler(runner: Runner, leaves: Sequence[Any]) -> str | None:
     guard = first_broken(runner.compiled.guards, runner.sizes_of(leaves)) if runner.program.sizes else None
     return None if guard is None else f"the compiler takes for granted that {guard}"
 
@@ -129,7 +113,7 @@ def replan_message(retry: bool, silent: bool = False) -> tuple[int, str]:
     return logging.INFO if silent else logging.WARNING, "planning again for %s: %s"
 
 
-def uneven_sizes(runner: SizedRunner, leaves: Sequence[Any]) -> set[str]:
+def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> set[str]:
     """The dynamic sizes of a call that are no multiples of their unit in the program of ``runner``."""
     sizes = runner.sizes_of(leaves) if runner.sizes else {}
     return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
@@ -162,7 +146,7 @@ def dynamic_dims_of_call(
     named: Mapping[str, Any],
     asked: Sequence[DynamicDim],
     seen: Sequence[Shapes],
-    made: Sequence[tuple[SizedRunner, Shapes]],
+    made: Sequence[tuple[Runner, Shapes]],
     *,
     everything: bool = False,
 ) -> tuple[tuple[DynamicDim, ...], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.graph.objects import Counted, is_length, leaves_in_objects, length_of, open_call, outputs_in_objects
 from fxshard.layout.layouts import Layout, chunk_lengths
-from fxshard.mesh.mesh import as_mesh
+from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.options import check_device_mesh
 from fxshard.runtime.rank_graph.bind import BoundProgram
@@ -118,6 +118,11 @@ def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """``args[0]``, ``kwargs['mask']``: the name of each leaf, in the order of flattening."""
     paths = pytree.tree_flatten_with_path(open_call(args, kwargs)[:2])[0]
     return [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
+
+
+def layout_of(value: torch.Tensor, mesh: Mesh) -> Layout:
+    """The layout of a user's tensor on the mesh: a plain tensor is replicated."""
+    return Layout(value.placements) if isinstance(value, DTensor) else Layout.replicated(mesh.ndim)
 
 
 Read = Callable[[torch.Tensor], torch.Tensor]

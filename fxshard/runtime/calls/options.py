@@ -1,20 +1,18 @@
-"""The options of ``torch.compile(model, backend="fxshard", options={...})``, and checks of options that ``parallelize`` shares."""
+"""The options that ``parallelize`` and the backend of ``torch.compile`` have in common, and checks of options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard._torch_compat.inductor.inductor import inductor_modes, replays_cuda_graphs
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, a_kind, closest
 from fxshard.mesh.hardware import Hardware
+from fxshard.mesh.hardware_file import find_hardware
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.passes.after_lowering.optimise import check_without
@@ -25,114 +23,66 @@ from fxshard.runtime.compile.compile import COMPILERS
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.sizes import read_size
 
-MESH_REMEDY = (
-    "pass options={'mesh': device_mesh}, with device_mesh = "
-    "torch.distributed.device_mesh.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
-)
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How programs are planned and compiled. Raises OptionError for a bad value.
 
-@dataclass(frozen=True)
-class BackendOptions:
-    """The options of the backend.
-
-    ``mesh``: the DeviceMesh to run on; in a single process also a ``fxshard.Mesh`` of one rank. By default the mesh of the DTensors
-    in the graph, else that of ``with device_mesh:`` around the call, else the default process group as one axis, ``"world"``.
-    ``hardware``: preset or hardware file that prices the plan (default: the mesh's device). ``objective``, ``memory_limit``,
-    ``time_limit``, ``pins``, ``input_layouts``, ``output_layouts``, ``constraints``, ``optimizer``: as in ``fxshard.plan``; inputs have
-    the names of forward's arguments (``"tokens"``, ``"batch['x']"``), parameters and buffers their names in the module.
-    ``example_sizes``: likewise, for the dims that Dynamo leaves open, named after a tensor and its dim (``"tokens_0"``).
-    ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, these arguments and the layouts of its
-    tensors. ``dump``: a folder for one readable file per pass. ``compiler``: "inductor" or "eager".
-    ``mode``: Inductor's, as in ``torch.compile``, which does not accept it together with options: "max-autotune-no-cudagraphs", "lite".
-    ``timeout``: seconds to wait for other ranks, in each collective too. ``debug``: whether ranks compare each collective before it is
-    issued (docs/faults.md). ``cache``: whether plans are read from disk and written there.
-    ``rng``: "fxshard", whose random numbers do not depend on the mesh, or "torch", whose shards differ. ``without``: names of passes
-    after lowering to leave out (docs/after-lowering.md).
+    ``hardware``: preset or hardware file whose speeds the plan assumes (default: the mesh's device). ``input_layouts``,
+    ``output_layouts``: by default plain tensors are replicated, and DTensors keep their layouts. ``objective``, ``memory_limit``,
+    ``time_limit``, ``pins``, ``constraints``, ``optimizer``, ``example_sizes``: as in ``fxshard.plan``.
+    ``compiler``: "inductor" or "eager". ``timeout``: seconds to wait for other ranks, in planning and in each collective. ``debug``:
+    whether ranks compare each collective before they issue it (docs/faults.md). ``dump``: a folder for one readable file per pass.
+    ``cache``: whether plans are read from disk and written there. ``rng``: "fxshard", whose random numbers do not depend on the mesh, or
+    "torch", whose shards differ. ``without``: names of passes after lowering to leave out (docs/after-lowering.md).
     """
 
-    mesh: DeviceMesh | Mesh
     hardware: str | Path | Hardware | None = None
-    objective: str = "time"
-    memory_limit: float | str | None = None
-    time_limit: float | None = None
-    pins: Mapping[str, Any] | None = None
     input_layouts: Any = None
     output_layouts: Any = None
-    constraints: Sequence[Constraint] = ()
+    pins: Mapping[str, Any] | ShardingPlan | None = None
+    memory_limit: float | str | None = None
+    objective: str = OBJECTIVES[0]
+    time_limit: float | None = None
+    constraints: Sequence[Constraint] | None = None
     optimizer: Any = "none"
     example_sizes: Any = None
-    plan: ShardingPlan | None = None
-    dump: str | Path | None = None
-    cache: bool = True
-    compiler: str = "inductor"
-    mode: str = "default"
+    compiler: str = COMPILERS[0]
     timeout: float = TIMEOUT
     debug: bool = False
+    dump: str | Path | None = None
+    cache: bool = True
     rng: str = GENERATORS[0]
     without: Sequence[str] = ()
 
-    @cached_property
-    def planning_mesh(self) -> Mesh:
-        """The mesh for the planner: axes, sizes and hardware, without process groups."""
-        return as_mesh(self.mesh, self.hardware)
+    def __post_init__(self) -> None:
+        check_choice("compiler", self.compiler, COMPILERS)
+        check_choice("objective", self.objective, OBJECTIVES)
+        check_generator(self.rng)
+        check_without(self.without)
+        check_number("timeout", self.timeout, optional=False)
+        check_memory(self.memory_limit, self.optimizer)
+        check_number("time_limit", self.time_limit)
+        check_pins(self.pins)
+        check_constraints(self.constraints)
+        if self.hardware is not None:
+            find_hardware(self.hardware)
+        if not isinstance(self.dump, str | Path | None):
+            raise OptionError(f"dump is {a_kind(self.dump)}", remedy="give a folder")
+        check_flag("cache", self.cache)
+        check_flag("debug", self.debug)
 
 
-def read_options(given: Mapping[str, Any] | None) -> BackendOptions:
-    """Reads and checks the options of ``torch.compile``; raises OptionError for one that is unknown, missing or ill-typed."""
-    given = dict(given or {})
-    known = [f.name for f in fields(BackendOptions)]
+Kind = TypeVar("Kind", bound=Options)
+
+
+def read_options(kind: type[Kind], given: Mapping[str, Any], who: str) -> Kind:
+    """The options ``given`` to ``who`` by name; raises OptionError for one that is unknown or bad."""
+    known = [f.name for f in fields(kind)]
     for name in given:
         if name not in known:
-            what = f"the backend fxshard has no option {name!r}{closest(name, known)}"
-            raise OptionError(what, remedy=f"its options are {', '.join(known)}")
-    _check_mesh(given.get("mesh"))
-    check_choice("objective", given.get("objective", OBJECTIVES[0]), OBJECTIVES)
-    check_choice("compiler", given.get("compiler", COMPILERS[0]), COMPILERS)
-    _check_mode(given.get("mode", "default"), given.get("compiler", COMPILERS[0]))
-    check_generator(given.get("rng", GENERATORS[0]))
-    check_without(given.get("without", ()))
-    check_number("timeout", given.get("timeout", TIMEOUT), optional=False)
-    check_flag("cache", given.get("cache", True))
-    check_flag("debug", given.get("debug", False))
-    check_memory(given.get("memory_limit"), given.get("optimizer"))
-    check_number("time_limit", given.get("time_limit"))
-    if not isinstance(given.get("pins"), Mapping | None):
-        raise OptionError(
-            f"pins are a mapping from names to layouts, not {a_kind(given['pins'])}",
-            remedy="write pins={'layers.*.wq.weight': 'RS(0)'}; a whole plan goes to the option plan",
-        )
-    constraints = check_constraints(given.get("constraints"))
-    options = BackendOptions(**{**given, "constraints": constraints, "plan": _plan(given.get("plan"))})
-    if options.plan is not None:
-        check_plan(options.plan, options.planning_mesh)
-        check_unused(options.plan, example_sizes=options.example_sizes)
-    return options
-
-
-def _check_mesh(mesh: Any) -> None:
-    if isinstance(mesh, Mesh) and mesh.size > 1:
-        raise OptionError(
-            f"a fxshard.Mesh ({mesh}) says nothing about which process is which rank; the backend runs, so it needs a DeviceMesh",
-            remedy=f"{MESH_REMEDY}; or plan without processes: fxshard.plan(model, args, mesh)",
-        )
-    if isinstance(mesh, Mesh) and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise OptionError("a fxshard.Mesh of one rank is for a process that is alone", remedy=MESH_REMEDY)
-    if not isinstance(mesh, DeviceMesh | Mesh):
-        raise OptionError(f"the option 'mesh' is {a_kind(mesh)}, not a DeviceMesh", remedy=MESH_REMEDY)
-
-
-def _check_mode(mode: Any, compiler: str) -> None:
-    """Raises OptionError for a mode that Inductor does not have, or that cannot be honoured here."""
-    if mode == "default":
-        return
-    check_choice("mode", mode, tuple(inductor_modes()))
-    if compiler != "inductor":
-        raise OptionError(
-            f"mode {mode!r} is Inductor's, the compiler is {compiler!r}", remedy='leave mode out, or take compiler="inductor"'
-        )
-    if replays_cuda_graphs(mode):
-        what = f"mode {mode!r} replays CUDA graphs, and a recording leaves out what watches a program's collectives for lost ranks"
-        raise OptionError(what, remedy='use mode="max-autotune-no-cudagraphs", or leave mode out')
+            raise OptionError(f"{who} has no option {name!r}{closest(name, known)}", remedy=f"its options are {', '.join(known)}")
+    return kind(**given)
 
 
 def check_device_mesh(mesh: Any) -> None:
@@ -196,14 +146,6 @@ def check_memory(limit: Any, optimizer: Any) -> None:
     if limit is not None and not read_size(limit, "memory_limit"):
         raise OptionError("memory_limit is 0", where="memory_limit", remedy="give bytes per device, for example '80GB'")
     Optimizer.of(optimizer)
-
-
-def _plan(value: Any) -> ShardingPlan | None:
-    if isinstance(value, str | Path):
-        return ShardingPlan.load(value)
-    if value is not None and not isinstance(value, ShardingPlan):
-        raise OptionError(f"the option 'plan' is {a_kind(value)}", remedy="give a ShardingPlan or the path of one")
-    return value
 
 
 def check_source(source: Any, ranks: Sequence[int]) -> None:

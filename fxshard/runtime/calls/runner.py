@@ -1,8 +1,9 @@
-"""Runner: a compiled program of a module, with the sources of its inputs and the destinations of its results."""
+"""Runner: a compiled program with the sources of its inputs and the destinations of its results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
-from fxshard._torch_compat.calls import held
+from fxshard._torch_compat.calls import DENSE, held
 from fxshard.graph.objects import leaves_in_objects, outcome_spec_of, outputs_in_objects
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout
@@ -22,71 +23,98 @@ from fxshard.runtime.ranks.launch import compare, mesh_ranks
 from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import evaluate_all
 
-Read = Callable[[Sequence[Any]], torch.Tensor]
-"""From the leaves of the user's arguments to one input of the compiled program."""
+Check = Callable[["Runner", Sequence[Any]], None]
+"""Checks the leaves of a call before it runs; raises for a call that must not run."""
+Finish = Callable[[Sequence[Any], Sequence[Any]], Any]
+"""From the leaves of a call and the outputs of the program to what the user gets."""
 
 
+def check_first(runner: Runner, leaves: Sequence[Any]) -> None:
+    """Raises PlanError for a plain result that is not replicated, RunError for a tensor without memory.
+
+    Waits, up to the runner's timeout, until all ranks have compiled, and raises RunError on all of them if a plain input differs.
+    """
+    named = {name: leaves[i] for name, i in runner.leaf_of.items()}
+    check_plain_results(runner.program, named, runner.distributed, runner.requested_outputs)
+    fields: Fields = {}
+    for end in runner.program.inputs:
+        if end.kind in ("parameter", "buffer", "input"):
+            check_has_data(end.kind, end.name, runner.tensor(end.name, leaves))
+        if end.kind == "input":
+            fields |= value_field(end.name, named[end.name])
+    compare(fields, ranks=mesh_ranks(runner.bound.device_mesh), timeout=runner.timeout)
+
+
+@dataclass(eq=False)
 class Runner:
-    """Calls a compiled program with a module's parameters and a user's arguments.
+    """Calls a compiled program with the leaves of a user's arguments.
 
-    ``names``: those of the leaves of the arguments (``args[0]``). The first call waits, up to ``timeout`` seconds, until all ranks have
-    compiled, and checks that plain inputs are equal on all ranks. Seeds of random operators are compared now and then.
-    ``requested_outputs``: outputs whose layout the user requested; these, and outputs in objects, are DTensors unless replicated.
+    ``names``: those of the leaves (``args[0]``). Parameters and buffers that are not among them are read from ``model``.
+    ``distributed``: for each output whether it is a DTensor; by default all are if an argument is one, else those whose layout the user
+    requested (``requested_outputs``) and those in objects, unless replicated. ``finish``: by default restores the structure of the
+    model's outputs. ``first_check`` runs before the first call, ``later_check`` before all others. ``here``: whether in every call all
+    leaves are on the program's device. Seeds of random operators are compared now and then, waiting up to ``timeout`` seconds.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        compiled: CompiledProgram,
-        names: Sequence[str],
-        timeout: float = TIMEOUT,
-        requested_outputs: Collection[str] = (),
-    ) -> None:
-        self.timeout, self.requested_outputs = timeout, requested_outputs
-        self.model, self.compiled, self.bound, self.program = model, compiled, compiled.bound, compiled.program
-        self.leaf_of = {name: i for i, name in enumerate(names)}
-        ends = zip(self.program.inputs, self.program.input_layouts, strict=True)
-        self.readers = [self._read(end, layout) for end, layout in ends if end.kind != "tangent"]
-        outputs = zip(self.program.outputs, self.program.output_layouts, self.program.output_shapes, strict=True)
-        self.results = [(end, layout, shape) for end, layout, shape in outputs if end.kind != "gradient"]
-        self.as_computed = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
-        self.in_objects = leaves_in_objects(self.program.in_spec)
-        self.paths = outputs_in_objects(self.program.out_spec)
-        self.changes_objects = outcome_spec_of(self.program.out_spec) is not None
-        self.single_output = self.program.out_spec.is_leaf()
-        self.sizes = [(self.leaf_of[one.places[0][0]], one.places[0][1], one.unit) for one in self.program.sizes]
-        self.first_call = True
-        self.seeds = [i for i, end in enumerate(e for e in self.program.inputs if e.kind != "tangent") if end.kind == "seed"]
-        self.seed_watch = SeedWatch(self.bound.device_mesh, timeout)
+    compiled: CompiledProgram
+    names: Sequence[str]
+    model: nn.Module | None = None
+    timeout: float = TIMEOUT
+    requested_outputs: Collection[str] = ()
+    distributed: Sequence[bool] | None = None
+    finish: Finish | None = None
+    first_check: Check | None = check_first
+    later_check: Check | None = None
+    here: bool = False
+
+    def __post_init__(self) -> None:
+        self.bound, self.program = self.compiled.bound, self.compiled.program
+        program, self.check = self.program, self.first_check
+        self.leaf_of = {name: i for i, name in enumerate(self.names)}
+        self.sizes = [(self.leaf_of[one.places[0][0]], one.places[0][1], one.unit) for one in program.sizes]
+        ends = [(end, layout) for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind != "tangent"]
+        self.readers = [self._reader(end, layout) for end, layout in ends]
+        self.seeds = [i for i, (end, _) in enumerate(ends) if end.kind == "seed"]
+        self.seed_watch = SeedWatch(self.bound.device_mesh, self.timeout)
+        self.places = [self.leaf_of.get(end.name) for end, _ in ends]
+        in_order = self.places == list(range(len(self.names)))
+        self.passes_inputs_through = self.here and in_order and all(layout.is_replicated for _, layout in ends)
+        results = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
+        self.results = [(end, layout, shape) for end, layout, shape in results if end.kind != "gradient"]
+        plain = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
+        self.as_computed = plain and not any(self.distributed or ())
+        self.in_objects, self.paths = leaves_in_objects(program.in_spec), outputs_in_objects(program.out_spec)
+        self.changes_objects, self.single_output = outcome_spec_of(program.out_spec) is not None, program.out_spec.is_leaf()
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        if self.first_call:
-            check_plain_results(
-                self.program, {name: leaves[i] for name, i in self.leaf_of.items()}, requested_outputs=self.requested_outputs
-            )
-            self._check_memory()
-        inputs = [read(leaves) for read in self.readers]
-        if self.first_call:
-            self._check_first(leaves)
+        if self.check is not None:
+            self.check(self, leaves)
+            self.check = self.later_check
+        through = self.passes_inputs_through and DENSE.issuperset(map(type, leaves))
+        inputs = leaves if through else [read(leaves) for read in self.readers]
         if self.seeds:
             self.seed_watch([inputs[i] for i in self.seeds])
-        distributed = any(isinstance(x, DTensor) and i not in self.in_objects for i, x in enumerate(leaves))
         sizes = [leaves[i].shape[dim] // unit for i, dim, unit in self.sizes] if self.sizes else ()
-        values = self.compiled(inputs, sizes)
-        outputs = values if self.as_computed and not distributed else self._outputs(leaves, values, distributed)
+        outputs = self._outputs(leaves, self.compiled(inputs, sizes))
+        if self.finish is not None:
+            return self.finish(leaves, outputs)
         if self.changes_objects:
             objects = leaves.objects if isinstance(leaves, Leaves) else ()
             return pytree.tree_unflatten(outputs, self.program.out_spec).apply(objects, leaves, self.bound.device)
         return outputs[0] if self.single_output else pytree.tree_unflatten(outputs, self.program.out_spec)
 
-    def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor], distributed: bool) -> list[torch.Tensor]:
+    def _outputs(self, leaves: Sequence[Any], values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The global outputs; writes what is mutated back."""
+        every = self.distributed is None and any(isinstance(x, DTensor) and i not in self.in_objects for i, x in enumerate(leaves))
+        if self.as_computed and not every:
+            return values
         outputs: list[torch.Tensor] = []
         for (end, layout, shape), value in zip(self._results_of(leaves), values, strict=True):
-            if end.kind == "output":
-                is_dtensor = distributed or self._is_dtensor(end.name, layout, leaves)
-                outputs.append(global_result(value, layout, shape, self.bound, is_dtensor))
-            else:
-                write_back(self._target(end.name, leaves), value, layout, shape, self.bound)
+            if end.kind != "output":
+                write_back(self.tensor(end.name, leaves), value, layout, shape, self.bound)
+                continue
+            one = every or (self._is_dtensor(end.name, layout, leaves) if self.distributed is None else self.distributed[len(outputs)])
+            outputs.append(global_result(value, layout, shape, self.bound, one))
         return outputs
 
     def _results_of(self, leaves: Sequence[Any]) -> Sequence[tuple[GraphOutput, Layout, tuple[int, ...]]]:
@@ -110,39 +138,26 @@ class Runner:
             place is not None and isinstance(leaves[place], DTensor)
         )
 
-    def _read(self, end: GraphInput, layout: Layout) -> Read:
+    def _reader(self, end: GraphInput, layout: Layout) -> Callable[[Sequence[Any]], torch.Tensor]:
+        """A function from the leaves of a call to one input of the program."""
         if end.kind == "seed":
             return lambda leaves: draw_seed()
-        if end.kind == "input":
-            index, of_leaf = self.leaf_of[end.name], reader(layout, self.bound, end.name)
-            return lambda leaves: of_leaf(leaves[index])
+        read, place = reader(layout, self.bound, end.name), self.leaf_of.get(end.name)
+        if place is not None:
+            return lambda leaves: read(leaves[place])
         owner, key = self._owner_and_name(end.name)
         if end.kind == "parameter":
             return lambda leaves: held(owner, key)
-        of_buffer = reader(layout, self.bound, end.name)
-        return lambda leaves: of_buffer(getattr(owner, key))
+        return lambda leaves: read(getattr(owner, key))
 
-    def _owner_and_name(self, name: str) -> tuple[nn.Module, str]:
-        owner, _, key = name.rpartition(".")
-        return self.model.get_submodule(owner), key
-
-    def _target(self, name: str, leaves: Sequence[Any]) -> torch.Tensor:
+    def tensor(self, name: str, leaves: Sequence[Any]) -> torch.Tensor:
+        """The user's tensor by the name of an input of the program: a leaf of a call, or a parameter or buffer of the model."""
         if name in self.leaf_of:
             return leaves[self.leaf_of[name]]
         owner, key = self._owner_and_name(name)
         return getattr(owner, key)
 
-    def _check_memory(self) -> None:
-        """Raises RunError for a parameter or buffer that is still on meta."""
-        for end in self.program.inputs:
-            if end.kind in ("parameter", "buffer"):
-                check_has_data(end.kind, end.name, self._target(end.name, ()))
-
-    def _check_first(self, leaves: Sequence[Any]) -> None:
-        """Raises RunError on all ranks if a plain input differs among them."""
-        fields: Fields = {}
-        for end in self.program.inputs:
-            if end.kind == "input":
-                fields |= value_field(end.name, leaves[self.leaf_of[end.name]])
-        compare(fields, ranks=mesh_ranks(self.bound.device_mesh), timeout=self.timeout)
-        self.first_call = False
+    def _owner_and_name(self, name: str) -> tuple[nn.Module, str]:
+        assert self.model is not None, f"{name} is no leaf, and there is no model"
+        owner, _, key = name.rpartition(".")
+        return self.model.get_submodule(owner), key

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -58,7 +58,7 @@ class Accumulation:
                     debug=self.debug,
                     cache=self.cache,
                 )
-            self.runners[reducing] = Runner(reducing.model, compiled, list(reducing.leaf_of), reducing.timeout, reducing.requested_outputs)
+            self.runners[reducing] = replace(reducing, compiled=compiled)
         return self.runners[reducing]
 
     def register_hooks(self) -> None:

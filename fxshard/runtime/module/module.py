@@ -22,7 +22,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard.collecting import few_collections
 from fxshard.errors import PlanError, RunError, SizesError
-from fxshard.graph.objects import Counted, open_call
+from fxshard.graph.objects import Counted
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.annotation.annotate import probes
@@ -50,19 +50,21 @@ from fxshard.runtime.calls.dynamic_sizes import (
     size_free_key,
     trace_with_static_fallback,
 )
-from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, leaf_names, other_calls_text, shapes_text
+from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, other_calls_text, shapes_text
 from fxshard.runtime.calls.options import (
     check_device_mesh,
     check_plan,
     check_source,
     check_unused,
+    read_options,
 )
 from fxshard.runtime.calls.runner import Runner
-from fxshard.runtime.calls.settings import Settings, settings_of
+from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.module.accumulation import Accumulation
+from fxshard.runtime.module.call import Call, opened
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, same_hooks
@@ -72,7 +74,7 @@ from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
-from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
+from fxshard.runtime.ranks.compared_fields import Fields, debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, leader_folder, leads, mesh_ranks, objection, share_plan, versions
 from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
 
@@ -100,20 +102,11 @@ def parallelize(
         example_args: arguments of one call; meta or fake tensors will do. ``example_kwargs`` likewise.
         plan: a plan for these arguments; if None, one rank makes it for all.
         train: whether the first program is for training; by default as the plan, or True. Other programs are made on demand.
-        options: fields of ``Settings``: ``hardware`` (whose speeds the plan assumes; by default that of the mesh's
-            device), ``input_layouts`` (by default plain inputs are replicated), ``output_layouts`` (by default plain outputs are
-            replicated; a mapping from a name or a glob, ``"*.keys"``, to a layout makes that output a DTensor), ``pins``,
-            ``memory_limit``,
-            ``objective``, ``time_limit``, ``constraints``, ``optimizer``, ``dynamic_shapes``, ``example_sizes``, ``dynamic``
-            (docs/dynamic-shapes.md), ``compiler`` ("inductor" or "eager"),
-            ``timeout`` (seconds to wait for other ranks, in planning and in each collective), ``debug`` (whether ranks compare
-            each collective before they issue it; docs/faults.md), ``dump``, ``cache`` (whether plans are read from disk and written
-            there), ``rng`` ("fxshard", whose random numbers do not depend on the mesh, or "torch", whose numbers do),
-            ``without`` (names of passes after lowering to leave out; docs/after-lowering.md), ``mixed_precision`` (dtypes to
-            compute and to reduce in, besides those of the parameters), ``planner``,
-            ``src_data_rank`` (the global number of the rank whose weights and buffers count: it sends the others their
-            shards; "same", the default: each rank shards its own values, after comparing samples of them; None: likewise,
-            without the comparison).
+        options: how to plan, ``hardware``, ``input_layouts``, ``output_layouts`` (a mapping from a name or a glob, ``"*.keys"``, to a
+            layout makes that output a DTensor), ``pins``, ``memory_limit``, ``objective``, ``time_limit``, ``constraints``, ``optimizer``,
+            ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``, ``timeout``, ``debug``, ``dump``,
+            ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. The classes ``Options`` and ``Settings`` in
+            fxshard/runtime/calls say what each means.
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -122,7 +115,7 @@ def parallelize(
     check_call(model, example_args)
     check_gradient_hooks(model)
     check_device_mesh(device_mesh)
-    settings = settings_of(options)
+    settings = read_options(Settings, options, "parallelize")
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
@@ -253,134 +246,142 @@ class ShardedForward:
         planned for this call and does not serve it. Every rank calls this, with the same shapes.
         """
         first = not self.sharded
-        weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        alike = versions() if first else {}
-        if first and self.settings.src_data_rank == "same":
-            alike |= weight_fields(weights)
-        alike |= hook_fields(self.state)
-        ran = mesh_fields(self.device_mesh) | debug_field(self.settings.debug)
-        call, (args, kwargs, _) = (args, kwargs), open_call(args, kwargs, self.counted)
-        names = leaf_names(args, kwargs)
-        leaves, spec = flatten_call(args, kwargs)
-        named = dict(zip(names, leaves, strict=True))
-        shapes = shape_fields({n: x for n, x in named.items() if isinstance(x, torch.Tensor)})
-        self._compare({**alike, **ran, **rule_fields(), **shapes})
+        call = opened(args, kwargs, self.counted, train, self.attributes.current(), self.state.hooks())
+        self._compare(self._fields(call, first))
         dump = self._dump(train)
-        attributes, hooks = self.attributes.current(), self.state.hooks()
-        key = None if first else self._key(leaves, self.state.snapshot(), train)
-        others = [] if first else [made for made in self.by_size_free_key.get(size_free_key(key), ()) if made.spec == spec]
-        self.history.changed |= {a for made in self.by_key.get(key, ()) for a in made.changed_attributes(attributes) if a[1] != "training"}
+        key = None if first else self._key(call.leaves, self.state.snapshot(), train)
+        others = [] if first else [made for made in self.by_size_free_key.get(size_free_key(key), ()) if made.spec == call.spec]
+        alike = self.by_key.get(key, [])
+        self.history.changed |= {a for made in alike for a in made.changed_attributes(call.attributes) if a[1] != "training"}
         grows = dims is None and not others and plan is None and self.settings.dynamic is not False
-        if dims is None:
-            dims = self._dynamic_dims(others, [m for m in others if m.serves(spec, attributes, hooks)], named, args, kwargs)
-        with self.original(), torch.set_grad_enabled(train):
-            moved = moved_names(dims, named, [m.shapes for m in others]) if self.settings.dynamic else None
-            graph = self._trace(args, kwargs, train, dims, dump, moved)
-            if grows and (new := new_counters(graph, self.counted)):
-                self.counted |= new
-                return self.prepare(*call, train)
-            if grows and (more := growing_dims(graph, named, dims)):
-                graph = self._trace(args, kwargs, train, (*dims, *more), dump, moved)
-        dims = () if graph.family is None else graph.family.dims
-        self.history.record(graph, attributes, plan)
+        graph = self._graph(call, self._dynamic_dims(call, others) if dims is None else dims, others, grows, dump)
+        if graph is None:
+            return self.prepare(args, kwargs, train)
+        self.history.record(graph, call.attributes, plan)
         warn_of_counts(graph, self.warned_counts, self.device_mesh)
         after = after_run_of(self.model, graph, self.device)
-        named |= after.taps()
-        for made in self.by_key.get(key, ()):
-            if made.spec == spec and made.runner.program.plan.graph_hash == graph.hash and made.runner.program.out_spec == graph.out_spec:
-                also = made.extended_to(attributes, hooks, after, graph, self.history.written | self.history.changed)
-                self.by_key[key].append(also)
+        for made in alike:
+            if made.spec == call.spec and made.has(graph):
+                also = made.extended_to(call.attributes, call.hooks, after, graph, self.history.written | self.history.changed)
+                alike.append(also)
                 return also
         if not first:
-            last = [*others, *self.by_key.get(key, ())][-1:]
-            changed = {a for made in last for a in made.changed_attributes(attributes) - made.unread if a[1] != "training"}
-            values = attributes_text(self.model, changed, attributes) + "".join(hooks_text(self.state, made, hooks) for made in last)
-            values += "" if last else trainable_text(self.state, self.state.snapshot(), key, self.by_key)
-            text = shapes_text(dict(zip(names, leaves, strict=True))) + values + other_calls_text(dims, named)
-            announce(self.device_mesh, *replan_message(retry), _MODE_NAMES[train], text)
+            self._announce(call, graph, key, [*others, *alike][-1:], retry)
+        named = {**call.named, **after.taps()}
+        try:
+            program = self._planned(call, graph, named, plan, first, dump)
+        except SizesError as error:
+            dims = () if graph.family is None else graph.family.dims
+            if any(dim.asked for dim in dims):
+                raise
+            announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
+            return self.prepare(call.args, call.kwargs, train, None, fallback_dims(dims), retry=True)
+        runner = self._compiled(program, graph, named, first, dump)
+        key = self._key(call.leaves, self.state.snapshot(), train)
+        made = ModuleProgram(call.spec, call.attributes, runner, graph, shapes_of(call.leaves), call.hooks, after)
+        self.by_size_free_key.setdefault(size_free_key(key), []).append(made)
+        if (reason := self._refusal(made, call.leaves)) is not None:  # it serves other calls, not the one that it was made for
+            announce(self.device_mesh, *refusal_message(made, reason))
+            return self.prepare(call.args, call.kwargs, train, retry=True)
+        self.by_key.setdefault(key, []).append(made)
+        return made
+
+    def _fields(self, call: Call, first: bool) -> Fields:
+        """What must be equal on all ranks before the program of ``call`` is made."""
+        fields = versions() if first else {}
+        if first and self.settings.src_data_rank == "same":
+            fields |= weight_fields({**dict(self.model.named_parameters()), **dict(self.model.named_buffers())})
+        fields |= {**hook_fields(self.state), **mesh_fields(self.device_mesh), **debug_field(self.settings.debug)}
+        return {**fields, **rule_fields(), **shape_fields(call.tensors)}
+
+    def _graph(
+        self, call: Call, dims: tuple[DynamicDim, ...], others: Sequence[ModuleProgram], grows: bool, dump: Dump
+    ) -> PlanningGraph | None:
+        """The traced graph of ``call``; if ``grows``, the dims that the call itself changes are dynamic too.
+
+        None if tracing shows that numbers in the call's objects are counters: then it must be opened again.
+        """
+        with self.original(), torch.set_grad_enabled(call.train):
+            moved = moved_names(dims, call.named, [made.shapes for made in others]) if self.settings.dynamic else None
+            graph = self._trace(call, dims, dump, moved)
+            if grows and (new := new_counters(graph, self.counted)):
+                self.counted |= new
+                return None
+            if grows and (more := growing_dims(graph, call.named, dims)):
+                graph = self._trace(call, (*dims, *more), dump, moved)
+        return graph
+
+    def _announce(self, call: Call, graph: PlanningGraph, key: Any, last: Sequence[ModuleProgram], retry: bool) -> None:
+        """Logs that another program is planned, and why ``last``, the last one for such calls if any, does not serve this one."""
+        changed = {a for made in last for a in made.changed_attributes(call.attributes) - made.unread if a[1] != "training"}
+        why = attributes_text(self.model, changed, call.attributes) + "".join(hooks_text(self.state, made, call.hooks) for made in last)
+        why += "" if last else trainable_text(self.state, self.state.snapshot(), key, self.by_key)
+        text = shapes_text(call.named) + why + other_calls_text(() if graph.family is None else graph.family.dims, call.named)
+        announce(self.device_mesh, *replan_message(retry), _MODE_NAMES[call.train], text)
+
+    def _planned(
+        self, call: Call, graph: PlanningGraph, named: Mapping[str, Any], plan: ShardingPlan | None, first: bool, dump: Dump
+    ) -> ShardedProgram:
+        """The program of ``graph``, lowered by ``plan``, which is made if it is None. ``named``: the leaves of the call, and taps."""
         with without_autocast(self.device.type), without_global_hooks():
-            try:
-                if graph.family is not None:
-                    probes(graph.family, self.mesh)  # an error in planning would reach the other ranks without its reason
-                verified = plan is None and self.settings.planner is plan_graph
-                if plan is None:
-                    plan = self._plan(graph, named, first, dump, self._named_dims(args, kwargs) if self.sampled else ())
-                program = self._lower(graph, plan, dump, verified)
-            except SizesError as error:
-                if any(dim.asked for dim in dims):
-                    raise
-                announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
-                return self.prepare(args, kwargs, train, None, fallback_dims(dims), retry=True)
-            requested_outputs = self.requests.requested_outputs(graph, bool(self.by_key))
+            if graph.family is not None:
+                probes(graph.family, self.mesh)  # an error in planning would reach the other ranks without its reason
+            verified = plan is None and self.settings.planner is plan_graph
+            if plan is None:
+                plan = self._plan(graph, named, first, dump, self._named_dims(call) if self.sampled else ())
+            return self._lower(graph, plan, dump, verified)
+
+    def _compiled(self, program: ShardedProgram, graph: PlanningGraph, named: Mapping[str, Any], first: bool, dump: Dump) -> Runner:
+        """The runner of ``program``, compiled on first use; shards the parameters if it is the ``first``."""
+        s, requested_outputs = self.settings, self.requests.requested_outputs(graph, first)
+        with without_autocast(self.device.type), without_global_hooks():
             check_plain_results(program, named, requested_outputs=requested_outputs)
             if first:
-                source = None if self.settings.src_data_rank == "same" else self.settings.src_data_rank
+                source = None if s.src_data_rank == "same" else s.src_data_rank
                 with timed("shard parameters"):
                     shard_parameters(self.model, parameter_layouts(program), self.device_mesh, self.device, source)
                 self.sharded = True
             check_parameters(self.model, program)
-            bound, s = bind(program, self.device_mesh, self.device), self.settings
+            bound = bind(program, self.device_mesh, self.device)
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, lazy=True)
-        runner = Runner(self.model, compiled, list(named), self.settings.timeout, requested_outputs)
-        key = self._key(leaves, self.state.snapshot(), train)
-        made = ModuleProgram(spec, attributes, runner, graph, shapes_of(leaves), hooks, after)
-        self.by_size_free_key.setdefault(size_free_key(key), []).append(made)
-        reason = self._refusal(made, leaves)
-        if reason is not None:  # it serves other calls, not the one that it was made for
-            announce(self.device_mesh, *refusal_message(made, reason))
-            return self.prepare(args, kwargs, train, retry=True)
-        self.by_key.setdefault(key, []).append(made)
-        return made
+        return Runner(compiled, list(named), self.model, s.timeout, requested_outputs)
 
-    def _dynamic_dims(
-        self,
-        others: Sequence[ModuleProgram],
-        serving: Sequence[ModuleProgram],
-        named: Mapping[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[DynamicDim, ...]:
-        """The dims that the user asked for, and those in which this call differs from ``others``, programs for similar calls.
-
-        ``serving``: those of ``others`` that would serve the call but for its sizes.
-        """
+    def _dynamic_dims(self, call: Call, others: Sequence[ModuleProgram]) -> tuple[DynamicDim, ...]:
+        """The dims that the user asked for, and those in which this call differs from ``others``, programs for similar calls."""
         if self.settings.dynamic is False:
             return ()
-        asked = self._named_dims(args, kwargs)
+        asked = self._named_dims(call)
         if self.sharded:
             asked = tuple(replace(dim, asked=False) for dim in asked)  # only the first program has to be dynamic
         else:
             self.sampled = weighted_sizes(self.settings.example_sizes, asked)
-        seen, made = [one.shapes for one in others], [(one.runner, one.shapes) for one in serving]
-        dims, uneven = dynamic_dims_of_call(named, asked, seen, made, everything=self.settings.dynamic is True)
+        serving = [(made.runner, made.shapes) for made in others if made.serves(call.spec, call.attributes, call.hooks)]
+        everything = self.settings.dynamic is True
+        dims, uneven = dynamic_dims_of_call(call.named, asked, [made.shapes for made in others], serving, everything=everything)
         if uneven:
             announce(self.device_mesh, logging.INFO, UNEVEN_SIZES, ", ".join(uneven))
         return dims
 
-    def _named_dims(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DynamicDim, ...]:
+    def _named_dims(self, call: Call) -> tuple[DynamicDim, ...]:
         """The dims of this call that the user named or marked."""
         with self.original():
-            return dynamic_dims(self.model, args, kwargs, self.settings.dynamic_shapes, call="later" if self.sharded else "example")
+            return dynamic_dims(
+                self.model, call.args, call.kwargs, self.settings.dynamic_shapes, call="later" if self.sharded else "example"
+            )
 
-    def _trace(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        train: bool,
-        dims: tuple[DynamicDim, ...],
-        dump: Dump,
-        moved: Collection[str] | None,
-    ) -> PlanningGraph:
+    def _trace(self, call: Call, dims: tuple[DynamicDim, ...], dump: Dump, moved: Collection[str] | None) -> PlanningGraph:
         """The traced graph; automatic dynamic dims that the model does not let change become static, with a warning if among ``moved``."""
-
-        def trace(dims: tuple[DynamicDim, ...]) -> PlanningGraph:
-            return trace_model(self._traced(args, kwargs, train, dims), self.mesh, dump)
-
+        asked = Request(
+            self.model,
+            call.args,
+            call.kwargs,
+            call.train,
+            mixed_precision=self.settings.mixed_precision,
+            observe=True,
+            written=self.history.written | self.history.changed,
+        )
+        trace = lambda dims: trace_model(replace(asked, dynamic=dims), self.mesh, dump)  # noqa: E731
         return trace_with_static_fallback(trace, dims, self.device_mesh, moved)
-
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, dims: tuple[DynamicDim, ...]) -> Request:
-        precision, written = self.settings.mixed_precision, self.history.written | self.history.changed
-        return Request(self.model, args, kwargs, train, mixed_precision=precision, dynamic=dims, observe=True, written=written)
 
     def _dump(self, train: bool) -> Dump:
         """The dump folder of this module's next program, on the lowest rank of the mesh; False on the others."""
@@ -391,7 +392,7 @@ class ShardedForward:
         s, sampled = self.settings, sampled_sizes(self.sampled, graph, here, first=first)
         if (unused := unused_sizes_text(self.sampled, graph, here)) is not None:
             announce(self.device_mesh, logging.WARNING, "the plan is not optimised for example_sizes at %s", unused)
-        request = self.requests.request(graph, leaves, sampled, first=first, later=bool(self.by_key))
+        request = self.requests.request(graph, leaves, sampled, first=first)
         make = lambda: s.planner(graph, self.mesh, request, dump)  # noqa: E731
         with timed("plan, shared"):
             return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=s.timeout, key=graph.hash)

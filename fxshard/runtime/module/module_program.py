@@ -44,6 +44,11 @@ class ModuleProgram:
             self.spec == spec and same_hooks(self.hooks, hooks) and self.after.still_valid and self.changed_attributes(now) <= self.unread
         )
 
+    def has(self, graph: PlanningGraph) -> bool:
+        """Whether it is a program of this graph."""
+        program = self.runner.program
+        return program.plan.graph_hash == graph.hash and program.out_spec == graph.out_spec
+
     def changed_attributes(self, now: Attributes) -> set[Attribute]:
         """The attributes that differ from those that the program was made for."""
         return changed_attributes(self.attributes, now, self.graph.fixed)
@@ -65,5 +70,5 @@ class ModuleProgram:
 
     def copied_to(self, model: nn.Module) -> ModuleProgram:
         """The same program for ``model``, a copy of the module that it was made for."""
-        runner = Runner(model, self.runner.compiled, list(self.runner.leaf_of), self.runner.timeout, self.runner.requested_outputs)
+        runner = replace(self.runner, model=model)
         return replace(self, runner=runner, after=after_run_of(model, self.graph, runner.bound.device), unread=set(self.unread))

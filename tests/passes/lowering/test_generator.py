@@ -13,7 +13,7 @@ import fxshard
 from fxshard.errors import OptionError
 from fxshard.mesh.mesh import Mesh
 from fxshard.ops.random import draw
-from fxshard.runtime.calls.options import read_options
+from fxshard.runtime.backend.backend_options import backend_options
 from tests.passes.tracing import Function
 
 MESH = Mesh({"a": 2, "b": 2})
@@ -81,6 +81,6 @@ def test_a_file_says_which_generator(tmp_path: Path) -> None:
 
 def test_other_generators_are_refused_by_name() -> None:
     with pytest.raises(OptionError, match="unknown rng 'torhc'; did you mean 'torch'"):
-        read_options({"mesh": Mesh({"a": 1}), "rng": "torhc"})
+        backend_options({"mesh": Mesh({"a": 1}), "rng": "torhc"})
     with pytest.raises(OptionError, match="unknown rng 'numpy'"):
         fxshard.export(model(), (X,), MESH, rng="numpy")

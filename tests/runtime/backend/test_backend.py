@@ -22,7 +22,8 @@ from fxshard.errors import ConstraintError, FileError, OptionError, PlanError, R
 from fxshard.runtime.backend.backend import GraphPrograms
 from fxshard.runtime.backend.dynamo_graph import trace_graph, user_name
 from fxshard.runtime.backend.graph_outputs import Output
-from fxshard.runtime.backend.graph_runner import GraphRunner
+from fxshard.runtime.backend.graph_runner import graph_runner
+from fxshard.runtime.calls.runner import Runner
 
 ONE = fxshard.Mesh({"dp": 1})
 
@@ -267,7 +268,7 @@ def programs_of(function: Any, *example: Tensor, **others: Any) -> GraphPrograms
     return made[0]
 
 
-def runner_of(programs: GraphPrograms) -> GraphRunner:
+def runner_of(programs: GraphPrograms) -> Runner:
     return next(iter(programs.runners.values()))
 
 
@@ -324,8 +325,8 @@ def test_a_plan_with_another_order_reads_in_its_own() -> None:
         plan = fxshard.plan(model, (x,), ONE, train=False)
         programs = programs_of(model, x, plan=plan)
         runner = runner_of(programs)
-        order = [place for place, _ in runner.readers]
-        assert runner.compiled.program.plan.graph_hash == plan.graph_hash and order == [1, 0] and not runner.passes_inputs_through
+        assert runner.program.plan.graph_hash == plan.graph_hash
+        assert runner.places == [1, 0] and not runner.passes_inputs_through
         again = torch.randn(4, 4)
         torch.testing.assert_close(called(programs, x=again, weight=model.weight), model(again))
 
@@ -336,7 +337,7 @@ def test_tensors_on_another_device_are_read_one_by_one() -> None:
     held, outputs = {"x": x, "y": y}, [Output(computed=True)]
     for device, passed in (("cpu", True), ("meta", False)):
         other = replace(compiled, bound=replace(compiled.bound, device=torch.device(device)))
-        assert GraphRunner(other, held, outputs, [False], 1.0).passes_inputs_through == passed
+        assert graph_runner(other, held, outputs, [False], 1.0).passes_inputs_through == passed
 
 
 def test_plain_tensors_that_are_read_in_shards_are_cut() -> None:
