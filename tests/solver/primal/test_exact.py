@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fxshard.solver import PlacementProblem, expand
+from fxshard.solver import PlacementProblem
 from fxshard.solver.primal import highs
 from fxshard.solver.primal.highs import solve_mip
 from fxshard.solver.problem.budget import Budget
+from tests.solver.expanded import expand
 from tests.solver.problems import brute_force, grid, integer_model, optimum, problems
 
 
