@@ -213,18 +213,6 @@ SOLVERS: tuple[Mechanism, ...] = (
         ("solver/primal/local_search.py:Polish.improve",),
     ),
     Mechanism(
-        "merging",
-        "solve",
-        "merge neighbours under ever larger targets",
-        {f"{SEARCH}.search.ComponentSearch._deepen": nothing},
-        (
-            "solver/search/search.py:ComponentSearch._deepen",
-            "solver/search/search.py:ComponentSearch._merge_rounds",
-            "solver/reductions/merging.py:Contract",
-            "solver/reductions/merging.py:Merger.growth",
-        ),
-    ),
-    Mechanism(
         "neighbourhoods",
         "solve",
         "large neighbourhood search: free parts of the best plan",
@@ -241,13 +229,6 @@ SOLVERS: tuple[Mechanism, ...] = (
         "give HiGHS the pairs of states of least slack, more each time",
         {f"{SEARCH}.search.ComponentSearch._grow": nothing},
         ("solver/search/search.py:ComponentSearch._grow", "solver/bounds/pruning.py:portion"),
-    ),
-    Mechanism(
-        "elimination",
-        "solve",
-        "exact variable elimination of what is left",
-        {f"{SEARCH}.search.elimination_order": nothing},
-        ("solver/primal/elimination.py",),
     ),
     Mechanism(
         "HiGHS",
@@ -306,7 +287,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "solve",
         "merge nodes that a neighbour determines",
         {f"{REDUCTIONS}.merging.MergeDetermined.apply": unchanged},
-        ("solver/reductions/merging.py:MergeDetermined", "solver/reductions/merging.py:_merge_determined"),
+        ("solver/reductions/merging.py",),
     ),
     Mechanism(
         "small degree",

@@ -11,8 +11,8 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +22,15 @@ from fxshard.errors import RunError
 from fxshard.graph.call import Call
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
-from fxshard.mesh.hardware import Curve, Efficiency, Hardware, Link, Measured
+from fxshard.mesh.hardware import Curve, Efficiency, Hardware, Link
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import OpSpec
 
-K = TypeVar("K")
 COPY = "aten.clone.default"
 MIN_TIME = 1e-3
 """Lower bound, in microseconds, on a measured time less the launch, and on a link's latency."""
 
+FIT_STEPS = 100
 MIN_RISE = 1e-3
 """Least relative increase of a collective's time from the smallest size to the largest; less is noise."""
 
@@ -262,11 +262,11 @@ def _axes(mesh: Mesh) -> dict[str, int]:
     return dict(zip(mesh.axis_names, mesh.shape, strict=True))
 
 
-def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray, rounds: int = 100) -> np.ndarray:
+def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np.ndarray:
     """Minimises the sum of squares from ``start`` by Levenberg-Marquardt with finite differences."""
     at, damping, step = start, 1e-2, 1e-5
     now = residuals(at)
-    for _ in range(rounds):
+    for _ in range(FIT_STEPS):
         slopes = np.stack([(residuals(at + step * e) - now) / step for e in np.eye(len(at))], axis=1)
         square = slopes.T @ slopes
         move = np.linalg.lstsq(square + damping * np.diag(np.diag(square)), slopes.T @ now, rcond=None)[0]
@@ -279,29 +279,24 @@ def _least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndar
     return at
 
 
-def rounded(hardware: Hardware, digits: int = 5) -> Hardware:
+DIGITS = 5
+"""Significant digits of the numbers in a file of measured hardware."""
+
+
+def rounded(hardware: Hardware) -> Hardware:
     """``hardware`` rounded to the significant digits that a measurement has, for a file that people read."""
+    found: Hardware = _rounded(hardware)
+    return found
 
-    def few(number: float) -> float:
-        return float(f"{number:.{digits}g}")
 
-    def curve(given: Curve) -> Curve:
-        return Curve(tuple((size, few(time)) for size, time in given.points))
-
-    def link(given: Link) -> Link:
-        return Link(few(given.bandwidth), few(given.latency))
-
-    def curves(given: Mapping[K, Curve]) -> dict[K, Curve]:
-        return {key: curve(one) for key, one in given.items()}
-
-    m = hardware.measured
-    reached = {kind: Efficiency(few(one.latency), few(one.bandwidth)) for kind, one in m.efficiency.items()}
-    return replace(
-        hardware,
-        flops={size: few(rate) for size, rate in hardware.flops.items()},
-        memory_bandwidth=few(hardware.memory_bandwidth),
-        launch=few(hardware.launch),
-        inside=link(hardware.inside),
-        between=hardware.between and link(hardware.between),
-        measured=Measured(curves(m.products), m.copy and curve(m.copy), curves(m.collectives), reached),
-    )
+def _rounded(value: Any) -> Any:
+    """``value`` with each float in it, however deep, rounded."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, tuple):
+        return tuple(map(_rounded, value))
+    if isinstance(value, Mapping):
+        return {key: _rounded(one) for key, one in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _rounded(getattr(value, f.name)) for f in fields(value)})
+    return value

@@ -95,10 +95,17 @@ def price_along(source: Layout, path: tuple[Step, ...], shape: AnyShape, itemsiz
     return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path))
 
 
+@lru_cache(maxsize=65536)
 def path_bytes(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
-    """Bytes that each rank sends on one axis along the cheapest path from ``source`` to ``target``."""
+    """Bytes that each rank sends on one axis along the cheapest path from ``source`` to ``target``; 0 if there is no path."""
     paths = path_table(shape, itemsize, mesh, _partial_ops(source, target), price)
-    return float(paths.sent(axis)[paths.index[source], paths.index[target]])
+    if not np.isfinite(paths.prices[paths.index[source], paths.index[target]]):
+        return 0.0
+
+    def on_axis(step: Step, sent: int, written: int) -> float:
+        return float(sent) if step.axis == axis else 0.0
+
+    return price_along(source, paths.steps(source, target), shape, itemsize, mesh, on_axis)
 
 
 def path_communication(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> Any:
@@ -194,7 +201,6 @@ class PathTable:
         self._graph = graph = _graph(len(shape), mesh.ndim, ops)
         self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
-        self._sent: dict[int, np.ndarray] = {}
         self._bucketed: dict[Price, np.ndarray] = {}
         self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
@@ -222,31 +228,6 @@ class PathTable:
     def direct(self, i: int, j: int) -> tuple[Step, ...]:
         """The steps of a path through no other plain layout (``via[i, j]`` is negative)."""
         return tuple(self._graph.edges[k][1] for k in self._direct[i, j])
-
-    def sent(self, axis: int) -> np.ndarray:
-        """(layouts, layouts) bytes that a rank sends on one axis along each path; 0 if there is no path."""
-        if axis not in self._sent:
-            found = np.full(self.prices.shape, -1.0)
-            for i, j in np.ndindex(*found.shape):
-                self._fill(found, axis, i, j)
-            self._sent[axis] = found
-        return self._sent[axis]
-
-    def _fill(self, found: np.ndarray, axis: int, i: int, j: int) -> float:
-        if found[i, j] < 0:
-            middle = self.via[i, j]
-            if middle >= 0:
-                found[i, j] = self._fill(found, axis, i, middle) + self._fill(found, axis, middle, j)
-            else:
-                one = self.direct(i, j) if i != j and np.isfinite(self.prices[i, j]) else ()
-                found[i, j] = sum(self._bytes(step, at) for at, step, _ in walk(self.layouts[i], one) if step.axis == axis)
-        return float(found[i, j])
-
-    def _bytes(self, step: Step, layout: Layout) -> float:
-        shape, itemsize, mesh = self.tensor
-        if isinstance(shape, WeightedShapes):
-            return shape.mean([sent_bytes(step, layout, one, itemsize, mesh) for one in shape.shapes])
-        return sent_bytes(step, layout, shape, itemsize, mesh)
 
     @cached_property
     def communication(self) -> np.ndarray:

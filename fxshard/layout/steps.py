@@ -145,6 +145,7 @@ def _fits_nesting(step: Step, layout: Layout) -> bool:
     return orderly and begun and set(joined) <= set(wanted) and joined != wanted[: len(joined)]
 
 
+@lru_cache(maxsize=4096)
 def reductions_commute(layout: Layout) -> bool:
     """Whether all pending reductions of a layout commute: equal ones do, and sums with averages."""
     ops = {p.reduce_op for p in layout if isinstance(p, Partial)}

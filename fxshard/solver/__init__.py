@@ -5,7 +5,6 @@
 
 from fxshard.solver.limited import Counts, LimitedSession
 from fxshard.solver.problem.budget import Budget
-from fxshard.solver.problem.expand import expand
 from fxshard.solver.problem.infeasible import InfeasibleError, NoPlanError
 from fxshard.solver.problem.problem import PlacementProblem
 from fxshard.solver.problem.rows import Live, Row
@@ -30,7 +29,6 @@ __all__ = [
     "Solved",
     "Timeline",
     "Transfer",
-    "expand",
     "solve",
     "solve_within",
     "warm_up",

@@ -9,7 +9,7 @@ merged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,18 +155,8 @@ class _Collectives:
 
     def may_be_early(self, members: Sequence[int]) -> bool:
         """Whether the inputs of all members, up to packing, are available when the first is issued."""
-        if not all(_readers(self.nodes[m]) for m in members):
-            return False
-        start = self.nodes[members[0]]
-        todo, seen = [n for m in members[1:] for n in self.nodes[m].all_input_nodes], set[fx.Node]()
-        while todo:
-            node = todo.pop()
-            if start < node and node not in seen:
-                seen.add(node)
-                if not is_light(node):
-                    return False
-                todo.extend(node.all_input_nodes)
-        return True
+        nodes = [self.nodes[m] for m in members]
+        return all(map(_readers, nodes)) and all(map(is_light, _needed_after_first(nodes)))
 
 
 def _readers(collective: fx.Node) -> list[fx.Node]:
@@ -182,7 +172,8 @@ def _insert(graph: fx.Graph, found: Sequence[Bucket]) -> None:
         reader = min(reader for m in members for reader in _readers(m))
         start = members[0] if one.early else members[-1]
         if one.early:
-            _move_packing(members, start)
+            for node in sorted(_needed_after_first(members)):
+                start.prepend(node)
         kind, ranks = KINDS[start.target], _ranks(start)
         buffers = [m.all_input_nodes[0] for m in members]
         emit = Emitter(graph, start)
@@ -193,16 +184,15 @@ def _insert(graph: fx.Graph, found: Sequence[Bucket]) -> None:
         _unpack(graph, reader, joined, members, kind)
 
 
-def _move_packing(members: Sequence[fx.Node], start: fx.Node) -> None:
-    """Moves the packing of later members in front of ``start``."""
-    late, todo = set[fx.Node](), [n for m in members[1:] for n in m.all_input_nodes]
+def _needed_after_first(members: Sequence[fx.Node]) -> Iterator[fx.Node]:
+    """The nodes after the first member from which the others are computed."""
+    found, todo = set[fx.Node](), [n for m in members[1:] for n in m.all_input_nodes]
     while todo:
         node = todo.pop()
-        if start < node and node not in late:
-            late.add(node)
+        if members[0] < node and node not in found:
+            found.add(node)
             todo.extend(node.all_input_nodes)
-    for node in sorted(late):
-        start.prepend(node)
+            yield node
 
 
 def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence[fx.Node], kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Explain why a problem has no solution: a small set of conflicting nodes, or the limit that would be needed."""
+"""Explain why a problem has no solution: forbidden entries that leave no choice, or the limit that would be needed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.limits.least import Least, least_excess
-from fxshard.solver.primal.elimination import eliminate, elimination_order
 from fxshard.solver.primal.highs import solve_mip
 from fxshard.solver.primal.local_search import greedy
 from fxshard.solver.problem.arrays import IntArray
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted, InfeasibleError
-from fxshard.solver.problem.model import Model, add_edge, from_problem, restrict
+from fxshard.solver.problem.model import Model, add_edge, from_problem
 from fxshard.solver.problem.problem import PlacementProblem, usage_ceiling
 from fxshard.solver.problem.transfers import Transfers
 from fxshard.solver.reductions import reduce
 from fxshard.solver.reductions.arc_consistency import supported
-
-MAX_TESTS = 400
-"""The most feasibility tests in the search for a conflict."""
 
 PROOF = 1e-9
 """Relative difference of sums that counts as rounding."""
@@ -47,12 +43,12 @@ class Limits:
         """The error for a problem known to have no solution; less exact if the budget ends."""
         model = _hard(self.problem)
         if greedy(model) is None and not possible(model, budget):
-            return self._nothing_allowed(model, budget)
+            return self._nothing_allowed(model)
         for index, (name, one) in enumerate(self._every):
             try:
                 least = self._found(index, budget)
             except Exhausted:
-                return self._nothing_allowed(model, budget)
+                return self._nothing_allowed(model)
             alone = len(self._every) == 1 or least.bound > PROOF * self._scale(index)
             if least.found > 0 and alone:
                 return _missed(name, one, least)
@@ -60,10 +56,10 @@ class Limits:
         each = ", though one fits in each" if all(least.found <= 0 for least in self._least.values()) else ""
         return InfeasibleError(f"no allowed choice fits in {every} together{each}")
 
-    def _nothing_allowed(self, model: Model, budget: Budget) -> InfeasibleError:
-        nodes = _conflict(model, budget)
-        names = ", ".join(self.problem.name(node) for node in nodes)
-        return InfeasibleError(f"nothing is allowed for {names} together: the forbidden entries leave no choice", nodes)
+    def _nothing_allowed(self, model: Model) -> InfeasibleError:
+        nodes = tuple(node for node, mask in enumerate(supported(model)) if not mask.any())
+        whom = f" for {self.problem.name(nodes[0])} and its neighbours" if nodes else ""
+        return InfeasibleError(f"nothing is allowed{whom}: the forbidden entries leave no choice", nodes or tuple(range(len(model))))
 
     def least_usage(self, budget: Budget) -> InfeasibleError:
         """The least peak memory of a problem with no other limit, as an error that reports it."""
@@ -121,9 +117,6 @@ def possible(model: Model, budget: Budget) -> bool:
         return False
     if not len(smaller):
         return True
-    order = elimination_order(smaller)
-    if order is not None:
-        return eliminate(smaller, order, budget) is not None or budget.spent
     answer = solve_mip(smaller, budget)
     return answer.choices is not None or answer.bound < np.inf
 
@@ -139,42 +132,3 @@ def _hard(problem: PlacementProblem) -> Model:
             for reader, want in transfer.readers:
                 add_edge(edges, transfer.source, reader, forbidden[np.ix_(transfer.have, want)])
     return replace(model, costs=costs, edges=edges, transfers=Transfers())
-
-
-def _conflict(model: Model, budget: Budget) -> tuple[int, ...]:
-    """A small set of nodes without an allowed joint choice; minimal unless MAX_TESTS or the budget ends the search."""
-    nodes = _neighbourhood(model)
-    tests, chunk = 0, max(1, len(nodes) // 2)
-    while tests < MAX_TESTS and not budget.spent:
-        start, removed = 0, False
-        while start < len(nodes) and tests < MAX_TESTS and not budget.spent:
-            rest = nodes[:start] + nodes[start + chunk :]
-            tests += 1
-            if rest and not possible(_part(model, rest), budget):
-                nodes, removed = rest, True
-            else:
-                start += chunk
-        if chunk == 1 and not removed:
-            break
-        chunk = max(1, chunk // 2)
-    return tuple(nodes)
-
-
-def _neighbourhood(model: Model) -> list[int]:
-    """Nodes that contain a conflict: growing neighbourhoods of the node where arc consistency fails, or all nodes if it does not fail."""
-    empty = [node for node, mask in enumerate(supported(model)) if not mask.any()]
-    if not empty:
-        return list(range(len(model)))
-    neighbours = model.neighbours()
-    nodes, ring = {empty[0]}, {empty[0]}
-    while ring:
-        part = sorted(nodes)
-        if any(not mask.any() for mask in supported(_part(model, part))):
-            return part
-        ring = {other for node in ring for other in neighbours[node]} - nodes
-        nodes |= ring
-    return sorted(nodes)
-
-
-def _part(model: Model, nodes: list[int]) -> Model:
-    return restrict(model, np.asarray(nodes, dtype=np.int64), 1.0)

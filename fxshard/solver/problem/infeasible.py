@@ -6,7 +6,8 @@ from __future__ import annotations
 class InfeasibleError(Exception):
     """The problem has no feasible plan.
 
-    nodes: indexes of a small set of nodes that already conflict among themselves; empty where a limit is the reason.
+    nodes: indexes of nodes whose states the forbidden entries exclude, all nodes where only several together do; empty where a limit is
+        the reason.
     least_usage: the smallest peak found among allowed choices, bytes; a limit of this size is feasible (None: no limit is the reason).
     usage_bound: a lower bound on the peak of every allowed choice, bytes (None: no limit is the reason).
     least_choices: the choices that reach `least_usage` (None: no limit is the reason).

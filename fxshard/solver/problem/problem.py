@@ -159,10 +159,10 @@ class PlacementProblem:
     def write(self, path: str | Path) -> None:
         """Write it as IOPDDL, gzipped where the name ends in `.gz`; integers stay integers, `inf` becomes 10^18.
 
-        Raises ValueError for a problem with transfers, lives or rows, which the format lacks; `expand` removes transfers.
+        Raises ValueError for a problem with transfers, lives or rows, which the format lacks.
         """
         if self.transfers:
-            raise ValueError(f"IOPDDL knows edges only, not the {len(self.transfers)} transfers of this problem: write expand(problem)")
+            raise ValueError(f"IOPDDL knows edges only, not the {len(self.transfers)} transfers of this problem")
         if self.lives or self.rows:
             raise ValueError(f"IOPDDL has no place for the {len(self.lives)} further lives and {len(self.rows)} rows of this problem")
         text = json.dumps({"problem": _to_json(self, Path(path).name.split(".")[0])}).encode()

@@ -1,8 +1,4 @@
-"""Solve one connected component: bounding and pruning, then increasing target costs until one is met.
-
-A *target* is a cutoff below the best plan known. A low target prunes most states and pairs, so that neighbours can be merged, and merging
-tightens the bound. Either a plan below the target is found, or it is proven that there is none, which is a better bound.
-"""
+"""Solve one connected component: bounding and pruning, then HiGHS on what is left, whole if it is small, else in growing portions."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import numpy as np
 
 from fxshard.solver.bounds.bounds import Ascent
 from fxshard.solver.bounds.pruning import portion, prune
-from fxshard.solver.primal.elimination import eliminate, elimination_order
 from fxshard.solver.primal.highs import Answer, solve_mip, too_large
 from fxshard.solver.primal.neighbourhood import freed, neighbourhoods
 from fxshard.solver.problem.arrays import IntArray
@@ -20,24 +15,10 @@ from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Undo
 from fxshard.solver.reductions import reduce
-from fxshard.solver.reductions.merging import Contract
 
 FIRST_ROUNDS = 3
 SHRINKS = 0.8
 """Rounds of bounding and pruning continue while each leaves at most this fraction of the entries."""
-
-TARGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Fractions of the gap between bound and plan tried as targets."""
-
-MERGE_ROUNDS = 16
-MERGE_PAIRS = 100
-MERGE_ENTRIES = 300_000
-MOST_PAIRS = 5_000
-MOST_ENTRIES = 6_000_000
-"""Merged nodes have at most MERGE_PAIRS states in the first round, and twice as many in each further round."""
-
-QUICK_WORK = 200_000_000
-"""The most work of an elimination that is always done, in table entries."""
 
 MIP_ENTRIES = 100_000
 """The most table entries of a model given to HiGHS whole; on larger ones it makes no progress."""
@@ -87,8 +68,8 @@ class ComponentSearch:
         """Whether the bound proves that no better plan exists."""
         return self.bound >= self._cutoff()
 
-    def run(self, *, deep: bool = True) -> None:
-        """Search until proven, until all methods are exhausted, or until the budget ends; not deep: quick methods only."""
+    def run(self) -> None:
+        """Search until proven, until all methods are exhausted, or until the budget ends."""
         stage = _Stage(self.model, lambda choices: choices)
         try:
             for _ in range(FIRST_ROUNDS):
@@ -98,14 +79,7 @@ class ComponentSearch:
                     break
         except Exhausted:
             self._prove(self._cutoff(), "nothing cheaper is left")
-        many = len(stage.model.limits) > (1 if deep else 0)
-        if self._over() or self._finish(stage, QUICK_WORK, MIP_ENTRIES if many else 0):
-            return
-        if not deep:
-            return
-        if not (many and self._grows):
-            self._deepen(stage)
-        if self._grows:
+        if not self._over() and not self._finish(stage) and self._grows:
             self._grow()
 
     def _grow(self) -> None:
@@ -157,43 +131,14 @@ class ComponentSearch:
             return True
         part = ComponentSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
         part.value = self.value - model.constant
-        part.run(deep=False)
+        part.run()
         if part.choices is not None:
             choices = self.choices.copy()
             choices[nodes] = undo(part.choices)
             self._offer(_Stage(self.model, lambda found: found), choices, self.model.evaluate(choices))
         return part.proven
 
-    def _deepen(self, stage: _Stage) -> None:
-        """Try targets from the bound up to the cost of the best plan."""
-        for part in TARGETS:
-            if self._over():
-                return
-            top = self.value if np.isfinite(self.value) else self.bound + max(1.0, abs(self.bound))
-            target = min(self._cutoff(), float(np.ceil(self.bound + part * (top - self.bound))))
-            if part == TARGETS[-1]:
-                target = self._cutoff()
-            try:
-                self._merge_rounds(stage.then(replace(stage.model, cutoff=target)), target)
-            except Exhausted:
-                self._prove(min(target, self._cutoff()), "nothing below the target is left")
-
-    def _merge_rounds(self, stage: _Stage, target: float) -> None:
-        """Repeat merging, bounding and pruning; raises `Exhausted` when no plan is left below the target."""
-        pairs = MERGE_PAIRS
-        for _ in range(MERGE_ROUNDS):
-            entries = min(MOST_ENTRIES, max(MERGE_ENTRIES, stage.model.entries * 3 // 2))
-            model, undo = Contract(pairs, entries).apply(stage.model)
-            before = model.entries, self.bound
-            stage = self._round(self._reduce(stage.then(model, undo)), target)
-            if self._over() or self._finish(stage, QUICK_WORK, 0, target):
-                return
-            if pairs >= MOST_PAIRS and stage.model.entries > SHRINKS * before[0] and self.bound == before[1]:
-                break
-            pairs = min(MOST_PAIRS, 2 * pairs)
-        self._finish(stage, np.inf, MIP_ENTRIES, target)
-
-    def _round(self, stage: _Stage, target: float = np.inf) -> _Stage:
+    def _round(self, stage: _Stage) -> _Stage:
         """Raise the bound, collect plans, and prune what is in no plan below the cutoff."""
         model = self._lower_cutoff(stage.model)
         if not len(model):
@@ -202,9 +147,8 @@ class ComponentSearch:
         stage = stage.then(model)
         ascent = Ascent(stage.model, self.budget, lambda choices, cost: self._offer(stage, choices, cost))
         ascent.run()
-        self._prove(min(ascent.bound, target), "message passing")
-        if np.isinf(target):
-            self._last = stage, ascent
+        self._prove(ascent.bound, "message passing")
+        self._last = stage, ascent
         cutoff = min(stage.model.cutoff, ascent.cutoff)
         if ascent.bound >= cutoff:
             raise Exhausted
@@ -217,22 +161,15 @@ class ComponentSearch:
         smaller, undo, _ = reduce(stage.model, rounds=2)
         return stage.then(smaller, undo)
 
-    def _finish(self, stage: _Stage, work: float, mip_entries: int, target: float = np.inf) -> bool:
+    def _finish(self, stage: _Stage) -> bool:
         """Solve the stage's model exactly if it is small enough; whether it was."""
         model = self._lower_cutoff(stage.model)
-        if not len(model.limits) and (order := elimination_order(model, max_work=work)) is not None:
-            choices = eliminate(model, order, self.budget)
-            if choices is not None:
-                self._offer(stage, choices, model.evaluate(choices))
-            if not self.budget.spent:
-                self._prove(min(target, self._cutoff()), "variable elimination")
-            return True
-        if model.entries > mip_entries:
+        if model.entries > MIP_ENTRIES:
             return False
         answer = solve_mip(model, self.budget)
         if answer.choices is not None and model.fits(answer.choices):
             self._offer(stage, answer.choices, model.evaluate(answer.choices))
-        self._prove(min(answer.bound, target), "HiGHS")
+        self._prove(answer.bound, "HiGHS")
         return True
 
     def _over(self) -> bool:

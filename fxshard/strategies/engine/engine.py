@@ -20,10 +20,11 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat import OpOverload
 from fxshard.graph.call import Call, TensorMeta
 from fxshard.layout.layouts import REDUCE_OPS, Layout, nested_chunk
+from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import NO_RULE, OpSpec
 from fxshard.strategies.engine.conversion import commutes_with_conversion, has_reduction, is_inexact
-from fxshard.strategies.engine.factors import SUMS, Factors, Linear, is_one, known_equal, replicate_all, resolve
+from fxshard.strategies.engine.factors import Factors, Linear, is_one, known_equal, replicate_all, resolve
 from fxshard.strategies.engine.registered_sharding import options_from, sharding_function
 from fxshard.strategies.engine.registry import has_rule, lookup, on_change
 
@@ -300,7 +301,7 @@ def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -
     columns = [_layouts(tensor) for tensor in _columns(chosen, len(call.operands))]
     outs = [_layouts(tensor) for tensor in _columns(chosen, len(call.outputs), outputs=True)]
     rows = zip(_rows(columns, len(chosen)), _rows(outs, len(chosen)), strict=True)
-    specs = tuple(OpSpec(i, o) for i, o in rows if all(map(_coherent, (*i, *o))))
+    specs = tuple(OpSpec(i, o) for i, o in rows if all(map(reductions_commute, (*i, *o))))
     return OpStrategy(specs, offered.fallback, offered.note)
 
 
@@ -326,13 +327,6 @@ def _layouts(placements: Iterable[tuple[Placement, ...]]) -> list[Layout]:
 
 def _rows(columns: list[list[Layout]], count: int) -> Iterable[tuple[Layout, ...]]:
     return zip(*columns, strict=True) if columns else itertools.repeat((), count)
-
-
-@lru_cache(maxsize=4096)
-def _coherent(layout: Layout) -> bool:
-    """Whether the pending reductions of a layout commute: one kind, or sums and averages."""
-    ops = {p.reduce_op for p in layout if isinstance(p, Partial)}
-    return len(ops) < 2 or ops <= set(SUMS)
 
 
 def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], conditions: dict[str, _ShardingCondition]) -> bool:

@@ -12,15 +12,22 @@ import torch
 
 from fxshard.graph.call import Call, Operand
 from fxshard.strategies.engine.conversion import is_inexact
-from fxshard.strategies.engine.factors import EXTREMA, MOVEMENT, SUMS, Factors, factors, known_equal, linear_groups, replicate_all
+from fxshard.strategies.engine.factors import (
+    EXTREMA,
+    IDEMPOTENT,
+    MOVEMENT,
+    SUMS,
+    Factors,
+    factors,
+    known_equal,
+    linear_groups,
+    replicate_all,
+)
 from fxshard.strategies.engine.local import on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
 from fxshard.strategies.tensors.pointwise import aten_names
-
-CONSTANT = ("avg", "max", "min")
-"""Reductions that map equal values on all ranks to that value."""
 
 
 def index_select(call: Call) -> Factors:
@@ -93,7 +100,7 @@ def _scatter_groups(call: Call) -> Any:
     if call.op == "aten.scatter.src":
         return linear_groups(call, [(0, 3)], MOVEMENT)
     if call.op == "aten.scatter.value":
-        return linear_groups(call, [(0,)], MOVEMENT if call.arg(3) == 0 else CONSTANT)
+        return linear_groups(call, [(0,)], MOVEMENT if call.arg(3) == 0 else IDEMPOTENT)
     return _reduced_groups(call, call.arg(4)) if call.op == "aten.scatter_reduce.two" else ()
 
 

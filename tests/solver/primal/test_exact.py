@@ -1,4 +1,4 @@
-"""The two exact searches on their own: variable elimination and HiGHS."""
+"""HiGHS on its own."""
 
 from __future__ import annotations
 
@@ -8,23 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from fxshard.solver import PlacementProblem, expand
+from fxshard.solver import PlacementProblem
 from fxshard.solver.primal import highs
-from fxshard.solver.primal.elimination import eliminate, elimination_order
 from fxshard.solver.primal.highs import solve_mip
 from fxshard.solver.problem.budget import Budget
+from tests.solver.expanded import expand
 from tests.solver.problems import brute_force, grid, integer_model, optimum, problems
-
-
-@settings(max_examples=100)
-@given(problems())
-def test_elimination(problem: PlacementProblem) -> None:
-    model = integer_model(problem)
-    order = elimination_order(model)
-    assert order is not None and sorted(order) == list(range(len(model)))
-    choices = eliminate(model, order, Budget())
-    best = optimum(model)
-    assert np.isinf(best) if choices is None else model.evaluate(choices) == best
 
 
 @settings(max_examples=60)
@@ -47,14 +36,6 @@ def test_several_uses_of_one_node_in_one_row_add_up() -> None:
     model = replace(model, uses=[model.uses[0] * 2])
     answer = solve_mip(model, Budget())
     assert answer.choices is not None and answer.choices.tolist() == [0]
-
-
-@pytest.mark.parametrize(("table", "work"), [(7, 100), (100, 7)])
-def test_elimination_declines_what_is_too_large(table: int, work: int) -> None:
-    clique = [(i, j) for i in range(3) for j in range(i)]
-    problem = PlacementProblem((np.zeros(2),) * 3, tuple(clique), (np.eye(2),) * 3)
-    assert elimination_order(integer_model(problem), table, work) is None
-    assert elimination_order(integer_model(problem), 8, 14) is not None
 
 
 @pytest.mark.parametrize("nodes", [None, 1.0])

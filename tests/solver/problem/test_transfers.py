@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import PlacementProblem, Transfer, expand, solve
+from fxshard.solver import PlacementProblem, Transfer, solve
 from fxshard.solver.bounds import relax
 from fxshard.solver.bounds.multipliers import RowPrices
 from fxshard.solver.bounds.relax import Relaxation
@@ -22,6 +22,7 @@ from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model
 from fxshard.solver.problem.transfers import Transfers
+from tests.solver.expanded import expand
 from tests.solver.problems import brute_force, integer_model, optimum, plans, swept, with_rows, with_transfers
 
 PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])

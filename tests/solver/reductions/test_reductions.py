@@ -12,10 +12,7 @@ from fxshard.solver import PlacementProblem
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model
 from fxshard.solver.reductions import REDUCTIONS, Step, reduce
-from fxshard.solver.reductions.merging import Contract
 from tests.solver.problems import integer_model, optimum, plans, problems
-
-STEPS = [*REDUCTIONS, Contract(pairs=12, entries=10_000)]
 
 
 def check(step: Step, model: Model) -> None:
@@ -32,14 +29,14 @@ def check(step: Step, model: Model) -> None:
         assert model.fits(old)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+@pytest.mark.parametrize("step", REDUCTIONS, ids=lambda step: step.name)
 @settings(max_examples=60)
 @given(problem=problems(memory=True, most=4))
 def test_alone(step: Step, problem: PlacementProblem) -> None:
     check(step, integer_model(problem))
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+@pytest.mark.parametrize("step", REDUCTIONS, ids=lambda step: step.name)
 @settings(max_examples=40)
 @given(problem=problems(memory=True, most=5))
 def test_after_all_others(step: Step, problem: PlacementProblem) -> None:
@@ -79,5 +76,5 @@ def test_no_state_that_is_left_is_forbidden() -> None:
 
 def test_nothing_to_do_gives_the_model_itself() -> None:
     model = integer_model(PlacementProblem(()))
-    for step in STEPS[1:]:
+    for step in REDUCTIONS[1:]:
         assert step.apply(model)[0] is model

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from fxshard._torch_compat.dynamo.repeats import Repeats, repeats_of
 from fxshard.errors import FxshardError
-from fxshard.passes.trace.repeats.shorten import Shortened, candidates, label, shorten
+from fxshard.passes.trace.repeats.shorten import NotAlike, Shortened, candidates, label, shorten
 from fxshard.passes.trace.repeats.unroll import unroll
 
 log = logging.getLogger("fxshard")
@@ -63,7 +63,9 @@ def first_that_works(model: nn.Module, capture: Callable[[bool, RepeatedLayers],
         try:
             return capture(False, layers)
         except Exception as error:
-            log.info("%s is traced layer by layer: %s", type(model).__name__, next(iter(str(error).splitlines()), type(error).__name__))
+            expected = isinstance(error, NotAlike | FxshardError)  # any other is a fault of the shortcut, not to be overlooked
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            log.log(logging.INFO if expected else logging.WARNING, "%s is traced layer by layer: %s", type(model).__name__, said)
     try:
         return capture(False, RepeatedLayers(False))
     except FxshardError:

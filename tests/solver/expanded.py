@@ -1,4 +1,4 @@
-"""Rewrite transfers as nodes and edges, the form of IOPDDL: equally exact, but larger and with a weaker relaxation."""
+"""Transfers as nodes and edges, the form of IOPDDL: equally exact, for comparison."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from fxshard.solver import PlacementProblem
 from fxshard.solver.problem.arrays import FloatArray
-from fxshard.solver.problem.problem import PlacementProblem
 
 
 def expand(problem: PlacementProblem) -> PlacementProblem:
