@@ -6,7 +6,6 @@ written by hand, most fields may be left out.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -44,14 +43,9 @@ ROUNDING = 1e-9
 Plan = TypeVar("Plan", bound=PlanData)
 
 
-def save(plan: PlanData, path: str | Path, sealed: bool = False) -> None:
-    """Writes ``plan`` to ``path`` atomically; raises FileError if the path cannot be written.
-
-    ``sealed``: adds a digest of the content, so that reading detects changes to the file.
-    """
+def save(plan: PlanData, path: str | Path) -> None:
+    """Writes ``plan`` to ``path`` atomically; raises FileError if the path cannot be written."""
     text = dumps(plan)
-    if sealed:
-        text = text.removesuffix("\n}\n") + f',\n"digest": "{_digest(text)}"\n}}\n'
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -85,10 +79,6 @@ def dumps(plan: PlanData, sources: bool = True) -> str:
     except ValueError as error:
         remedy = "give finite costs; if the planner made it, please report it"
         raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_mesh(mesh: Mesh) -> dict[str, Any]:
@@ -148,15 +138,12 @@ def _write_sources(plan: PlanData) -> dict[str, Any]:
     }
 
 
-def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
-    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy.
-
-    ``sealed``: require a digest.
-    """
-    return loads(make, read_bytes(path), str(path), sealed)
+def load(make: type[Plan], path: str | Path) -> Plan:
+    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy."""
+    return loads(make, read_bytes(path), str(path))
 
 
-def loads(make: type[Plan], text: str | bytes, where: str, sealed: bool = False) -> Plan:
+def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
     version, partial = _read_head(root)
@@ -189,7 +176,6 @@ def loads(make: type[Plan], text: str | bytes, where: str, sealed: bool = False)
     )
     _check_names(plan, fields)
     _check_figures(plan, fields)
-    _check_digest(plan, root, sealed)
     return plan
 
 
@@ -205,7 +191,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "memory_limit": None,
     "fallbacks": (),
 }
-_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines", "digest")
+_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines")
 READABLE = range(1, FORMAT_VERSION + 1)
 """Version 1 has no source lines; versions 1 and 2 have other names for kinds of memory (``FORMER_KINDS``), and no information about hidden
 communication, recomputation or copies made ahead. A new field that changes the meaning of a plan requires a new version."""
@@ -464,14 +450,6 @@ def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
     gradients = {k for k, end in enumerate(plan.outputs) if end.kind == "gradient"}
     ends = (index in gradients if ops.get(name) == "output" else ops.get(name) in RELABELS for name, index in entry.readers)
     return ops.get(node) in RELABELS or (bool(entry.readers) and all(ends))
-
-
-def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
-    """Raises FileError if the content does not match its digest."""
-    found = root.get("digest", Field.text, "")
-    if (found or sealed) and found != _digest(dumps(plan)):
-        what = "the file is not as it was written: its digest is another" if found else "the file has no digest"
-        raise root.fail(what, "make the plan again; if you changed the file yourself, take the field 'digest' out")
 
 
 def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:
