@@ -112,6 +112,8 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
         raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=remedy) from error
     try:
         value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if "\\ud" in decoded.lower():  # half a character, which nothing can write again
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         cut = error.pos >= len(decoded.rstrip()) or error.msg.startswith("Unterminated string")
         what = "the file is cut short" if cut else f"the file is not JSON: {error.msg}"
@@ -194,8 +196,10 @@ class Field:
 
     def entries(self) -> dict[str, Field]:
         """The fields of an object with free names."""
-        dot = f"{self.path}." if self.path else ""
-        return {k: Field(v, self.file, f"{dot}{k}", self.remedy) for k, v in self._typed(dict).items()}
+        return {name: self._entry(name) for name in self._typed(dict)}
+
+    def _entry(self, name: str) -> Field:
+        return Field(self.value[name], self.file, f"{self.path}.{name}" if self.path else name, self.remedy)
 
     def known(self, names: Collection[str]) -> dict[str, Field]:
         """The fields of an object that may have these names only."""
@@ -207,9 +211,8 @@ class Field:
 
     def get(self, name: str, read: Callable[[Field], T], default: T = _NONE) -> T:
         """Field ``name`` of an object, read by ``read``; a missing one is an error unless there is a default."""
-        fields = self.entries()
-        if name in fields:
-            return read(fields[name])
+        if name in self._typed(dict):
+            return read(self._entry(name))
         if default is _NONE:
             raise self.fail(f"the field {name!r} is missing")
         return default

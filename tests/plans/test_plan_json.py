@@ -288,6 +288,7 @@ def test_refused(data: Any, what: str, where: str) -> None:
         ("plan", "not JSON"),
         (b"\xff\xfe", "not UTF-8"),
         ('{"format": "fxshard-plan", "format": 1}', "stands twice"),
+        (r'{"format": "\ud800"}', "surrogates not allowed"),
         ("[" * 100_000, "nests too deeply"),
         ('{"format": NaN}', "NaN is not a number"),
         ("9" * 5000, "not readable JSON"),
