@@ -1,4 +1,7 @@
-"""Files from outside are data: strict reading of JSON, field by field, and writing that leaves a whole file or none."""
+"""Files from outside are data: strict reading of JSON, field by field, and writing that leaves a whole file or none.
+
+msgspec and pydantic accept a field that stands twice, and do not say where checks between fields fail: decision 0043.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tables that fit a terminal: what is too long is shortened in its middle, a column that says the same in every row is said once."""
+"""Tables that fit a terminal: what is too long is shortened in its middle, a column that says the same in every row is said once.
+
+Libraries wrap such cells over several lines, or cut ends, by which names differ: decision 0043.
+"""
 
 from __future__ import annotations
 
