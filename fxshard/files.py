@@ -164,6 +164,9 @@ class Field:
             raise self.fail(f"expected {_TYPES[kind]}, found {found}", "correct this field, or make the file again")
         return self.value
 
+    def plain(self) -> Any:
+        return self.value
+
     def text(self) -> str:
         return self._typed(str)
 
@@ -220,8 +223,17 @@ class Field:
             raise self.fail(f"the field {name!r} is missing")
         return default
 
+    def record(self, needed: Readers, free: Readers | None = None) -> dict[str, Any]:
+        """An object that has the fields ``needed``, perhaps some of ``free``, and no others, each read by its function."""
+        readers = {**needed, **(free or {})}
+        self.known(readers)
+        return {name: self.get(name, read) for name, read in readers.items() if name in needed or name in self.value}
+
     def tuple_of(self, read: Callable[[Field], T], length: int | None = None) -> tuple[T, ...]:
         return tuple(read(item) for item in self.items(length))
 
     def optional(self, read: Callable[[Field], T]) -> T | None:
         return None if self.value is None else read(self)
+
+
+Readers = Mapping[str, Callable[[Field], Any]]

@@ -217,12 +217,8 @@ def _read_manifest(root: Field) -> dict[str, str]:
         remedy = f"export it again, or install torch {written}"
         raise root.fail(f"the program is of torch {written}, this is torch {torch_version()}", remedy)
     root.known(("format", "version", "torch", "entries"))
-    listed = {}
-    for entry in root.get("entries", Field.items):
-        entry.known(("name", "bytes", "sha256"))
-        entry.get("bytes", Field.whole)
-        listed[entry.get("name", Field.text)] = entry.get("sha256", Field.text)
-    return listed
+    rows = [one.record({"name": Field.text, "bytes": Field.whole, "sha256": Field.text}) for one in root.get("entries", Field.items)]
+    return {row["name"]: row["sha256"] for row in rows}
 
 
 def _check_names(present: set[str], listed: set[str], path: str) -> None:

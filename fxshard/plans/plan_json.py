@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
-from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
+from fxshard.files import Field, Readers, atomic_file, parse_json, read_bytes, write_json
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
 from fxshard.layout.layouts import Folded, Layout, check_layout, placement_str
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
@@ -146,52 +146,39 @@ def load(make: type[Plan], path: str | Path) -> Plan:
 def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
-    version, partial = _read_head(root)
-    fields = root.known(_NAMES)
-    mesh = root.get("mesh", read_mesh)
-    default: Mapping[str, Any] = _DEFAULTS if partial else {}
-
-    def get(name: str, read: Any) -> Any:
-        return root.get(name, read, default[name]) if name in default else root.get(name, read)
-
-    nodes = get("nodes", lambda f: f.tuple_of(lambda one: _read_node(one, mesh, partial)))
-    plan = make(
-        mesh=mesh,
-        train=get("train", Field.boolean),
-        graph_hash=get("graph_hash", Field.text),
-        nodes=nodes,
-        redistributions=get("redistributions", lambda f: f.tuple_of(lambda one: _read_redistribution(one, mesh))),
-        certificate=get("certificate", _read_certificate),
-        inputs=get("inputs", lambda f: f.tuple_of(_read_end)),
-        outputs=get("outputs", lambda f: f.tuple_of(_read_end)),
-        memory=get("memory", lambda f: _read_memory(f, version)),
-        memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
-        fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
-        partial=partial,
-        memory_sizes=root.get("memory_sizes", read_sizes, {}),
-        example_sizes=root.get("example_sizes", read_example_sizes, ()),
-        recomputed=root.get("recomputed", _read_recomputed, {}),
-        lines=root.get("lines", _read_lines, {}),
-        picked=root.get("picked", _read_picked, {}),
-    )
+    version = _read_head(root)
+    partial, mesh = root.get("partial", Field.boolean, False), root.get("mesh", read_mesh)
+    decided: Readers = {
+        "train": Field.boolean,
+        "graph_hash": Field.text,
+        "nodes": lambda f: f.tuple_of(lambda one: _read_node(one, mesh, partial)),
+        "redistributions": lambda f: f.tuple_of(lambda one: _read_redistribution(one, mesh)),
+        "certificate": _read_certificate,
+        "inputs": lambda f: f.tuple_of(_read_end),
+        "outputs": lambda f: f.tuple_of(_read_end),
+        "memory": lambda f: _read_memory(f, version),
+        "memory_limit": lambda f: f.optional(Field.whole),
+        "fallbacks": lambda f: f.tuple_of(_read_fallback),
+    }
+    free: Readers = {
+        "format": Field.text,
+        "version": Field.whole,
+        "partial": Field.boolean,
+        "memory_sizes": read_sizes,
+        "example_sizes": read_example_sizes,
+        "recomputed": _read_recomputed,
+        "picked": _read_picked,
+        "lines": _read_lines,
+    }
+    said = root.record({"mesh": lambda _: mesh}, {**free, **decided}) if partial else root.record({"mesh": lambda _: mesh, **decided}, free)
+    plan = make(**{"train": True, "graph_hash": "", "nodes": (), **{name: one for name, one in said.items() if name not in HEAD}})
+    fields = root.entries()
     _check_names(plan, fields)
     _check_figures(plan, fields)
     return plan
 
 
-_DEFAULTS: Mapping[str, Any] = {
-    "train": True,
-    "graph_hash": "",
-    "nodes": (),
-    "redistributions": (),
-    "certificate": Certificate("microseconds", 0.0, 0.0),
-    "inputs": (),
-    "outputs": (),
-    "memory": {},
-    "memory_limit": None,
-    "fallbacks": (),
-}
-_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines")
+HEAD = ("format", "version")
 READABLE = range(1, FORMAT_VERSION + 1)
 """Version 1 has no source lines; versions 1 and 2 have other names for kinds of memory (``FORMER_KINDS``), and no information about hidden
 communication, recomputation or copies made ahead. A new field that changes the meaning of a plan requires a new version."""
@@ -208,8 +195,8 @@ FORMER_KINDS = {
 """Kinds of memory before version 3 -> those of ``memory_profile.KINDS``."""
 
 
-def _read_head(root: Field) -> tuple[int, bool]:
-    """Checks format and version; returns the version and whether the plan is partial."""
+def _read_head(root: Field) -> int:
+    """Checks format and version; returns the version."""
     if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
         raise root.fail("the file is not a fxshard plan")
     version = root.get("version", Field.whole)
@@ -217,7 +204,7 @@ def _read_head(root: Field) -> tuple[int, bool]:
         remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
         newer = ": a newer fxshard wrote it" if version > FORMAT_VERSION else ""
         raise root.fail(f"the plan has format version {version}, which is unknown{newer}", remedy)
-    return version, root.get("partial", Field.boolean, False)
+    return version
 
 
 def _read_memory(field: Field, version: int) -> dict[str, int]:
@@ -245,14 +232,13 @@ def read_mesh(field: Field) -> Mesh:
 
 
 def _read_certificate(field: Field) -> Certificate:
-    field.known(("unit", "objective", "lower_bound", "cut"))
-    unit = field.get("unit", Field.text)
-    if unit not in UNITS:
-        raise field.fail(f"unknown unit {unit!r}", f"units are {' and '.join(UNITS)}")
-    objective, bound = field.get("objective", _figure), field.get("lower_bound", Field.number)  # a bound below 0 is weak, not wrong
-    if bound > objective * (1 + ROUNDING):
-        raise field.fail(f"the lower bound {bound} is above the objective {objective}", FIX)
-    return Certificate(unit, objective, bound, field.get("cut", Field.boolean))
+    number = Field.number  # a bound below 0 is weak, not wrong
+    c = Certificate(**field.record({"unit": Field.text, "objective": _figure, "lower_bound": number, "cut": Field.boolean}))
+    if c.unit not in UNITS:
+        raise field.fail(f"unknown unit {c.unit!r}", f"units are {' and '.join(UNITS)}")
+    if c.lower_bound > c.objective * (1 + ROUNDING):
+        raise field.fail(f"the lower bound {c.lower_bound} is above the objective {c.objective}", FIX)
+    return c
 
 
 def _figure(field: Field) -> float:
@@ -261,40 +247,41 @@ def _figure(field: Field) -> float:
 
 
 def _read_end(field: Field) -> PlanEnd:
-    field.known(("kind", "name", "node"))
-    return PlanEnd(field.get("kind", Field.text), field.get("name", Field.text), field.get("node", Field.text))
+    return PlanEnd(**field.record({"kind": Field.text, "name": Field.text, "node": Field.text}))
+
+
+def _texts(field: Field) -> tuple[str, ...]:
+    return field.tuple_of(Field.text)
 
 
 def _read_fallback(field: Field) -> tuple[str, str]:
-    field.known(("node", "reason"))
-    return field.get("node", Field.text), field.get("reason", Field.text)
+    node, reason = field.record({"node": Field.text, "reason": Field.text}).values()
+    return node, reason
 
 
 def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
     blocks = {}
     for one in field.items():
-        one.known(("block", "nodes"))
-        name = one.get("block", Field.text)
+        name, nodes = one.record({"block": Field.text, "nodes": _texts}).values()
         if name in blocks:
             raise one.fail(f"the block {name!r} stands twice", FIX)
-        blocks[name] = one.get("nodes", lambda f: f.tuple_of(Field.text))
+        blocks[name] = nodes
     return blocks
 
 
 def _read_lines(field: Field) -> dict[str, str]:
     lines: dict[str, str] = {}
     for one in field.items():
-        one.known(("line", "nodes"))
-        line = one.get("line", Field.text)
-        lines |= dict.fromkeys(one.get("nodes", lambda f: f.tuple_of(Field.text)), line)
+        line, nodes = one.record({"line": Field.text, "nodes": _texts}).values()
+        lines |= dict.fromkeys(nodes, line)
     return lines
 
 
 def _read_picked(field: Field) -> dict[str, tuple[str, int]]:
     picked = {}
     for one in field.items():
-        one.known(("value", "node", "output"))
-        picked[one.get("value", Field.text)] = (one.get("node", Field.text), one.get("output", Field.whole))
+        value, node, output = one.record({"value": Field.text, "node": Field.text, "output": Field.whole}).values()
+        picked[value] = (node, output)
     return picked
 
 
@@ -334,42 +321,39 @@ def _read_operand(field: Field, mesh: Mesh) -> Layout:
 
 
 def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
-    field.known(("name", "op", "inputs", "outputs", "shapes", "dtypes", "compute"))
-
-    def get(name: str, read: Any, default: Any) -> Any:
-        return field.get(name, read, default) if partial else field.get(name, read)
-
-    shapes = get("shapes", lambda f: f.tuple_of(_shape), ())
-    dtypes = get("dtypes", lambda f: f.tuple_of(Field.text), ())
-    outputs = field.get("outputs", Field.items)
-    if len(shapes) != len(dtypes) or len(shapes) > len(outputs):
-        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not go together", FIX)
+    derived: Readers = {
+        "op": Field.text,
+        "inputs": lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)),
+        "shapes": lambda f: f.tuple_of(_shape),
+        "dtypes": _texts,
+        "compute": _figure,
+    }
+    needed: Readers = {"name": Field.text, "outputs": Field.items}
+    said = field.record(needed, derived) if partial else field.record({**needed, **derived})
+    said = {"op": "", "inputs": (), "shapes": (), "dtypes": (), **said}
+    shapes, outputs = said["shapes"], said.pop("outputs")
+    if len(shapes) != len(said["dtypes"]) or len(shapes) > len(outputs):
+        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(said['dtypes'])} dtypes do not go together", FIX)
     # Outputs that are not tensors have no shape; shapes can then not be matched with outputs.
     known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
-    spec = OpSpec(
-        get("inputs", lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)), ()),
-        tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True)),
-    )
-    return PlannedNode(field.get("name", Field.text), get("op", Field.text, ""), spec, shapes, dtypes, get("compute", _figure, 0.0))
+    layouts = tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True))
+    return PlannedNode(spec=OpSpec(said.pop("inputs"), layouts), **said)
 
 
 def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
-    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost", "hidden", "ahead"))
     shape = field.get("shape", _shape)
-    source = field.get("source", lambda f: read_layout(f, mesh, shape))
-    target = field.get("target", lambda f: read_layout(f, mesh, shape))
-    return Redistribution(
-        value=field.get("value", Field.text),
-        shape=shape,
-        itemsize=field.get("itemsize", _itemsize),
-        source=source,
-        target=target,
-        steps=field.get("steps", lambda f: _read_steps(f, source, target, shape, mesh)),
-        readers=field.get("readers", lambda f: f.tuple_of(_read_reader)),
-        cost=field.get("cost", _figure),
-        ahead=field.get("ahead", Field.boolean, False),
-        hidden=field.get("hidden", _figure, 0.0),
-    )
+    source, target = (field.get(end, lambda f: read_layout(f, mesh, shape)) for end in ("source", "target"))
+    needed: Readers = {
+        "value": Field.text,
+        "shape": lambda _: shape,
+        "itemsize": _itemsize,
+        "source": lambda _: source,
+        "target": lambda _: target,
+        "steps": lambda f: _read_steps(f, source, target, shape, mesh),
+        "readers": lambda f: f.tuple_of(_read_reader),
+        "cost": _figure,
+    }
+    return Redistribution(**field.record(needed, {"ahead": Field.boolean, "hidden": _figure}))
 
 
 def _read_reader(field: Field) -> tuple[str, int]:

@@ -105,12 +105,10 @@ def read_index(text: bytes | str, where: str) -> Index:
 
 
 def _entry(one: Field, ranks: int) -> tuple[str, Entry]:
-    one.known(("name", "dtype", "shape", "chunks"))
-    dtype = DTYPES.get(one.get("dtype", Field.text))
-    if dtype is None:
+    name, dtype, shape, chunks = one.record({"name": Field.text, "dtype": Field.text, "shape": _sizes, "chunks": Field.items}).values()
+    if dtype not in DTYPES:
         raise one.fail("the dtype is unknown")
-    shape = one.get("shape", _sizes)
-    return one.get("name", Field.text), Entry(dtype, shape, one.get("chunks", lambda f: f.tuple_of(lambda c: _chunk(c, shape, ranks))))
+    return name, Entry(DTYPES[dtype], shape, tuple(_chunk(chunk, shape, ranks) for chunk in chunks))
 
 
 def _chunk(one: Field, whole: tuple[int, ...], ranks: int) -> Chunk:

@@ -25,7 +25,7 @@ from fxshard._torch_compat.inductor.inductor import Compiled, without_frames
 from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symbolic
 from fxshard.archive.sizes import read_guard, write_guards
-from fxshard.files import Field, parse_json, write_json
+from fxshard.files import Field, Readers, parse_json, write_json
 from fxshard.graph.planning_graph import is_getitem
 from fxshard.program.sharded_program import ProgramSize
 from fxshard.runtime.rank_graph.bind import BoundProgram
@@ -146,9 +146,10 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Com
 
 
 def _parse(root: Field, names: Sequence[str]) -> CacheEntry:
-    root.known([one.name for one in fields(CacheEntry)])
-    inputs, numbers, written = (root.get(name, lambda f: f.tuple_of(Field.whole)) for name in ("kept_inputs", "numbers", "written"))
-    conditions = root.get("conditions", lambda f: f.items(2))
-    guards = root.get("guards", lambda f: f.tuple_of(lambda one: read_guard(one, names)))
-    ends = root.get("forward", Field.text), root.get("backward", Field.text)
-    return CacheEntry(*ends, inputs, numbers, written, (conditions[0].text(), conditions[1].text()), guards)
+    readers: Readers = {
+        **{name: Field.text for name in ("forward", "backward")},
+        **{name: lambda f: f.tuple_of(Field.whole) for name in ("kept_inputs", "numbers", "written")},
+        "conditions": lambda f: f.tuple_of(Field.text, 2),
+        "guards": lambda f: f.tuple_of(lambda one: read_guard(one, names)),
+    }
+    return CacheEntry(**root.record(readers))
