@@ -68,7 +68,7 @@ def dumps(plan: PlanData, sources: bool = True) -> str:
         **write_sizes(plan),
         "inputs": [_write_end(end) for end in plan.inputs],
         "outputs": [_write_end(end) for end in plan.outputs],
-        "nodes": [_write_node(node) for node in plan.nodes],
+        "nodes": [write_node(node) for node in plan.nodes],
         "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
         "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
         **({"recomputed": [{"block": name, "nodes": list(nodes)} for name, nodes in plan.recomputed.items()]} if plan.recomputed else {}),
@@ -96,7 +96,8 @@ def _write_end(end: PlanEnd) -> dict[str, str]:
     return {"kind": end.kind, "name": end.name, "node": end.node}
 
 
-def _write_node(node: PlannedNode) -> dict[str, Any]:
+def write_node(node: PlannedNode) -> dict[str, Any]:
+    """A node as JSON fields."""
     return {
         "name": node.name,
         "op": node.op,
