@@ -265,6 +265,18 @@ class Meeting:
                 store.delete_key(f"{self._base}/{key}")
 
 
+def agree(group: Group, topic: str, note: str, decide: Callable[[dict[int, str]], str | RunError], timeout: float) -> str:
+    """What the lowest rank decides from the notes of all, on all ranks; an error that it decides, or raises, is raised on all."""
+    with Meeting(group, topic, note, timeout) as meeting:
+        if not meeting.leads:
+            return meeting.outcome()
+        outcome = decide(meeting.everyone())
+        if isinstance(outcome, RunError):
+            meeting.refuse(outcome)
+        meeting.decide(outcome)
+        return outcome
+
+
 def _digest(ranks: tuple[int, ...]) -> str:
     text = ",".join(map(str, ranks))
     return text if len(text) <= 32 else hashlib.sha256(text.encode()).hexdigest()[:16]
