@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import struct
 import zipfile
 import zlib
@@ -85,8 +86,7 @@ def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
     padding = -start % ALIGNMENT
     info.extra = struct.pack("<HH", 0x4246, padding) + b"\0" * padding
     with weights.open("rb") as source, archive.open(info, "w", force_zip64=True) as target:
-        while piece := source.read(2**24):
-            target.write(piece)
+        shutil.copyfileobj(source, target, 2**24)
 
 
 def _hash_file(path: Path) -> str:
