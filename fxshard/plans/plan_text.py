@@ -66,8 +66,8 @@ def proof_text(plan: PlanData) -> str:
         return "none: a partial plan is a set of pins"
     c = plan.certificate
     if not c.gap and not c.cut:
-        merged_names_with_counts = "" if plan.memory_limit is None else ", of all plans within the limit"
-        return f"{cost_text(c.objective, c.unit)}, proven optimal (gap 0){merged_names_with_counts}"
+        among = "" if plan.memory_limit is None else ", of all plans within the limit"
+        return f"{cost_text(c.objective, c.unit)}, proven optimal (gap 0){among}"
     cut = ", cut short by its time or work limit" if c.cut else ""
     return f"{cost_text(c.objective, c.unit)}, lower bound {cost_text(c.lower_bound, c.unit)}, gap {c.gap:.3%}{cut}"
 
