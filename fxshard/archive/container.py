@@ -206,12 +206,8 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
 
 def _read_manifest(root: Field) -> dict[str, str]:
     """Hashes by entry name."""
-    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("the archive is not a fxshard program", NOT_A_PROGRAM)
-    version = root.get("version", Field.whole)
-    if version not in READABLE_VERSIONS:
-        remedy = f"export it again; this fxshard reads version {READABLE_VERSIONS[0]} (static sizes only) and {READABLE_VERSIONS[1]}"
-        raise root.fail(f"the program has format version {version}, which is unknown", remedy)
+    remedy = f"export it again; this fxshard reads version {READABLE_VERSIONS[0]} (static sizes only) and {READABLE_VERSIONS[1]}"
+    root.version(FORMAT, "program", READABLE_VERSIONS, NOT_A_PROGRAM, remedy)
     written = root.get("torch", Field.text)
     if written != torch_version():
         remedy = f"export it again, or install torch {written}"

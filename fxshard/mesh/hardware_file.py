@@ -51,12 +51,8 @@ def save(hardware: Hardware, path: str | Path, made: Mapping[str, str] | None = 
 def load(path: str | Path) -> Hardware:
     """Reads a hardware file; raises FileError with the file, the field, the problem and the remedy."""
     root = parse_json(read_bytes(path), str(path), MAKE)
-    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("the file does not describe hardware")
-    version = root.get("version", Field.whole)
-    if version != VERSION:
-        remedy = f"measure again with fxshard calibrate, or read it with the fxshard that wrote it; this one reads version {VERSION}"
-        raise root.fail(f"the hardware file has format version {version}, which is unknown", remedy)
+    remedy = f"measure again with fxshard calibrate, or read it with the fxshard that wrote it; this one reads version {VERSION}"
+    root.version(FORMAT, "hardware file", (VERSION,), MAKE, remedy)
     return _read_numbers(root, ("format", "version", "made", "errors"))
 
 

@@ -35,6 +35,7 @@ BY_HAND = (
     f'make the plan again; one written by hand needs "format": "{FORMAT}", "version": {FORMAT_VERSION}, "partial": true, '
     '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
 )
+UNREADABLE = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
 OTHERS = "other axes cut the same dim, or what is pending there would be reduced in another order"
 ROUNDING = 1e-9
@@ -147,7 +148,7 @@ def load(make: type[Plan], path: str | Path) -> Plan:
 def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
-    version = _read_head(root)
+    version = root.version(FORMAT, "plan", READABLE, BY_HAND, UNREADABLE)
     partial, mesh = root.get("partial", Field.boolean, False), root.get("mesh", read_mesh)
     decided: Readers = {
         "train": Field.boolean,
@@ -194,18 +195,6 @@ FORMER_KINDS = {
     "redistributed": "gathered",
 }
 """Kinds of memory before version 3 -> those of ``memory_profile.KINDS``."""
-
-
-def _read_head(root: Field) -> int:
-    """Checks format and version; returns the version."""
-    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("the file is not a fxshard plan")
-    version = root.get("version", Field.whole)
-    if version not in READABLE:
-        remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
-        newer = ": a newer fxshard wrote it" if version > FORMAT_VERSION else ""
-        raise root.fail(f"the plan has format version {version}, which is unknown{newer}", remedy)
-    return version
 
 
 def _read_memory(field: Field, version: int) -> dict[str, int]:
