@@ -2,7 +2,7 @@
 
 A file's name contains a digest of everything its contents depend on, including the code of fxshard, the version of torch and the user's
 rules, so a change of any of these leads to another file. Several ranks and jobs may share the folder: files are written atomically, and
-all writers of one file write the same contents.
+all writers of one file write the same contents. The first line is the digest of the text that follows, so that reading detects changes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import OptionError
+from fxshard.errors import FileError, FxshardError, OptionError
+from fxshard.files import atomic_file, make_folder, read_bytes
 from fxshard.layout.layouts import Layout, placement_str
 from fxshard.strategies.engine.user_rules import all_user_rules
 
+T = TypeVar("T")
 log = logging.getLogger("fxshard")
 
 SWITCH, FOLDER = "FXSHARD_CACHE", "FXSHARD_CACHE_DIR"
@@ -55,7 +57,7 @@ def folder() -> Path | None:
 
 
 def file_for(kind: str, **asked: Any) -> Path | None:
-    """The file of a kind (``plan-v4``) whose contents depend on ``asked``; None without a cache, or if ``asked`` has no text form."""
+    """The file of a kind (``plan``) whose contents depend on ``asked``; None without a cache, or if ``asked`` has no text form."""
     place = folder()
     if place is None:
         return None
@@ -75,13 +77,44 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("numpy", "numba", "highspy")}
 
 
-def mark_used(path: Path) -> None:
-    """Marks a file as just used."""
+def read(path: Path, what: str, parse: Callable[[bytes], T]) -> T | None:
+    """What ``parse`` makes of the text of a file; None if there is none, or if it is damaged or ``parse`` refuses it, which is logged.
+
+    ``what`` is in the file, for the log: ``the plan``. ``parse`` raises FxshardError.
+    """
+    if not path.exists():
+        return None
+    try:
+        digest, _, text = read_bytes(path).partition(b"\n")
+        if digest != _digest(text):
+            raise FileError("the file is not as it was written: its digest is another")
+        found = parse(text)
+    except FxshardError as error:
+        log.warning("%s in the cache, %s, is not used and is made again: %s", what, path, error.what)
+        return None
     with contextlib.suppress(OSError):
-        os.utime(path)
+        os.utime(path)  # just used: ``_evict``
+    return found
 
 
-def evict(place: Path, names: str) -> None:
+def write(path: Path, what: str, form: Callable[[], str]) -> None:
+    """Writes the text that ``form`` gives; if that fails, logs it."""
+    try:
+        text = form().encode()
+        make_folder(path.parent)
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(_digest(text) + b"\n" + text)
+    except FxshardError as error:
+        log.warning("%s is not kept for the next start: %s (%s); set %s to another folder, or %s=0", what, error.what, path, FOLDER, SWITCH)
+        return
+    _evict(path.parent, f"{path.name.partition('-')[0]}-*")
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
+
+
+def _evict(place: Path, names: str) -> None:
     """Deletes the files of these names beyond ``MAX_FILES``."""
     with contextlib.suppress(OSError):  # another process may do the same
         found = sorted(place.glob(names), key=lambda file: file.stat().st_mtime, reverse=True)

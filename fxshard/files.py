@@ -1,4 +1,7 @@
-"""Files from outside are data: strict reading of JSON, field by field, and writing that leaves a whole file or none."""
+"""Files from outside are data: strict reading of JSON, field by field, and writing that leaves a whole file or none.
+
+msgspec and pydantic accept a field that stands twice, and do not say where checks between fields fail: decision 0043.
+"""
 
 from __future__ import annotations
 
@@ -112,6 +115,8 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
         raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=remedy) from error
     try:
         value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if "\\ud" in decoded.lower():  # half a character, which nothing can write again
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         cut = error.pos >= len(decoded.rstrip()) or error.msg.startswith("Unterminated string")
         what = "the file is cut short" if cut else f"the file is not JSON: {error.msg}"
@@ -159,6 +164,9 @@ class Field:
             raise self.fail(f"expected {_TYPES[kind]}, found {found}", "correct this field, or make the file again")
         return self.value
 
+    def plain(self) -> Any:
+        return self.value
+
     def text(self) -> str:
         return self._typed(str)
 
@@ -194,8 +202,10 @@ class Field:
 
     def entries(self) -> dict[str, Field]:
         """The fields of an object with free names."""
-        dot = f"{self.path}." if self.path else ""
-        return {k: Field(v, self.file, f"{dot}{k}", self.remedy) for k, v in self._typed(dict).items()}
+        return {name: self._entry(name) for name in self._typed(dict)}
+
+    def _entry(self, name: str) -> Field:
+        return Field(self.value[name], self.file, f"{self.path}.{name}" if self.path else name, self.remedy)
 
     def known(self, names: Collection[str]) -> dict[str, Field]:
         """The fields of an object; raises FileError if one is not among ``names``."""
@@ -207,15 +217,33 @@ class Field:
 
     def get(self, name: str, read: Callable[[Field], T], default: T = _NONE) -> T:
         """Field ``name`` of an object, read by ``read``; a missing one is an error unless there is a default."""
-        fields = self.entries()
-        if name in fields:
-            return read(fields[name])
+        if name in self._typed(dict):
+            return read(self._entry(name))
         if default is _NONE:
             raise self.fail(f"the field {name!r} is missing")
         return default
+
+    def version(self, format: str, noun: str, versions: Collection[int], foreign: str, unknown: str) -> int:
+        """The version of a file of this ``format``, a ``noun``. ``foreign``, ``unknown``: remedies for another format and version."""
+        if not isinstance(self.value, dict) or self.value.get("format") != format:
+            raise self.fail(f"the file is not a fxshard {noun}", foreign)
+        version = self.get("version", Field.whole)
+        if version not in versions:
+            newer = ": a newer fxshard wrote it" if version > max(versions) else ""
+            raise self.fail(f"the {noun} has format version {version}, which is unknown{newer}", unknown)
+        return version
+
+    def record(self, needed: Readers, free: Readers | None = None) -> dict[str, Any]:
+        """An object that has the fields ``needed``, perhaps some of ``free``, and no others, each read by its function."""
+        readers = {**needed, **(free or {})}
+        self.known(readers)
+        return {name: self.get(name, read) for name, read in readers.items() if name in needed or name in self.value}
 
     def tuple_of(self, read: Callable[[Field], T], length: int | None = None) -> tuple[T, ...]:
         return tuple(read(item) for item in self.items(length))
 
     def optional(self, read: Callable[[Field], T]) -> T | None:
         return None if self.value is None else read(self)
+
+
+Readers = Mapping[str, Callable[[Field], Any]]

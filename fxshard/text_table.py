@@ -1,7 +1,11 @@
-"""Tables that fit a terminal: what is too long is shortened in its middle, a column that says the same in every row is said once."""
+"""Tables that fit a terminal: what is too long is shortened in its middle, a column that says the same in every row is said once.
+
+Libraries wrap such cells over several lines, or cut ends, by which names differ: decision 0043.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from textwrap import TextWrapper
@@ -64,6 +68,13 @@ def listed(names: Iterable[str], width: int = WIDTH) -> str:
         if len(text) <= width:
             return text
     return shorten(", ".join(found), width)
+
+
+def number_runs(numbers: Iterable[int]) -> list[str]:
+    """``["0-30", "32"]``."""
+    order = enumerate(sorted(set(numbers)))
+    runs = [[number for _, number in run] for _, run in itertools.groupby(order, lambda pair: pair[1] - pair[0])]
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
 
 
 def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:

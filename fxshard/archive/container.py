@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import struct
 import zipfile
 import zlib
@@ -85,8 +86,7 @@ def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
     padding = -start % ALIGNMENT
     info.extra = struct.pack("<HH", 0x4246, padding) + b"\0" * padding
     with weights.open("rb") as source, archive.open(info, "w", force_zip64=True) as target:
-        while piece := source.read(2**24):
-            target.write(piece)
+        shutil.copyfileobj(source, target, 2**24)
 
 
 def _hash_file(path: Path) -> str:
@@ -206,23 +206,15 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
 
 def _read_manifest(root: Field) -> dict[str, str]:
     """Hashes by entry name."""
-    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("the archive is not a fxshard program", NOT_A_PROGRAM)
-    version = root.get("version", Field.whole)
-    if version not in READABLE_VERSIONS:
-        remedy = f"export it again; this fxshard reads version {READABLE_VERSIONS[0]} (static sizes only) and {READABLE_VERSIONS[1]}"
-        raise root.fail(f"the program has format version {version}, which is unknown", remedy)
+    remedy = f"export it again; this fxshard reads version {READABLE_VERSIONS[0]} (static sizes only) and {READABLE_VERSIONS[1]}"
+    root.version(FORMAT, "program", READABLE_VERSIONS, NOT_A_PROGRAM, remedy)
     written = root.get("torch", Field.text)
     if written != torch_version():
         remedy = f"export it again, or install torch {written}"
         raise root.fail(f"torch {written} wrote the program, this is torch {torch_version()}", remedy)
     root.known(("format", "version", "torch", "entries"))
-    listed = {}
-    for entry in root.get("entries", Field.items):
-        entry.known(("name", "bytes", "sha256"))
-        entry.get("bytes", Field.whole)
-        listed[entry.get("name", Field.text)] = entry.get("sha256", Field.text)
-    return listed
+    rows = [one.record({"name": Field.text, "bytes": Field.whole, "sha256": Field.text}) for one in root.get("entries", Field.items)]
+    return {row["name"]: row["sha256"] for row in rows}
 
 
 def _check_names(present: set[str], listed: set[str], path: str) -> None:

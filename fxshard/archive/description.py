@@ -12,7 +12,7 @@ from torch import fx
 from fxshard.archive.sizes import FileSizes, write_guards, write_size, write_sizes
 from fxshard.archive.structure import read_structure, write_structure
 from fxshard.errors import PlanError
-from fxshard.files import Field, parse_json, write_json
+from fxshard.files import Field, Readers, parse_json, write_json
 from fxshard.graph.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
@@ -21,14 +21,7 @@ from fxshard.plans.plan_json import read_layout, read_mesh, write_mesh
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ShardedProgram, SizeClass
 from fxshard.program.verify_program import verify_program
-from fxshard.shapes import Guard
 
-_FIELDS = (
-    *("mesh", "inputs", "outputs", "structure", "collectives", "classes", "ranks", "aliases", "constants"),
-    *("sizes", "guards", "by_rank"),
-)
-_END = ("kind", "name", "layout", "shape", "dtype")
-_COLLECTIVE = ("kind", "axis", "bytes", "shape", "dtype", "node", "serves")
 _META = ("partitioner_tag",)
 """Node metadata that is stored besides the value: whether the node belongs to the forward or the backward."""
 
@@ -73,14 +66,13 @@ def _write_constant(value: Any) -> Any:
 
 
 def _read_constant(field: Field) -> tuple[str, Any]:
-    field.known(("name", "value"))
-    return field.get("name", Field.text), field.get("value", _read_value)
+    name, value = field.record({"name": Field.text, "value": _read_value}).values()
+    return name, value
 
 
 def _read_value(field: Field) -> Any:
     if isinstance(field.value, dict):
-        field.known(("float",))
-        text = field.get("float", Field.text)
+        text = field.record({"float": Field.text})["float"]
         if text not in ("inf", "-inf", "nan"):
             raise field.fail(f"{text!r} is not inf, -inf or nan")
         return float(text)
@@ -124,14 +116,19 @@ class Description:
 def read_description(text: bytes, where: str) -> Description:
     """Reads the output of ``write_description``; raises FileError for anything else."""
     root = parse_json(text, where)
-    root.known(_FIELDS)
-    mesh = root.get("mesh", read_mesh)
-    by_rank = root.get("by_rank", Field.boolean, False)
+    mesh, by_rank = root.get("mesh", read_mesh), root.get("by_rank", Field.boolean, False)
     sizes = FileSizes(root.get("sizes", lambda f: f.items(), list[Field]()), mesh if by_rank else None)
-    ins, outs = (root.get(name, lambda f: f.tuple_of(lambda one: _read_end(one, mesh, sizes))) for name in ("inputs", "outputs"))
-    graphs = root.get("classes", _read_classes)
+    ends: Readers = {name: lambda f: f.tuple_of(lambda one: _read_end(one, mesh, sizes)) for name in ("inputs", "outputs")}
+    parts: Readers = {
+        "collectives": lambda f: f.tuple_of(lambda one: _read_collective(one, mesh)),
+        "aliases": lambda f: {k: v.text() for k, v in f.entries().items()},
+        "constants": lambda f: dict(map(_read_constant, f.items())),
+    }
+    others: Readers = {"mesh": Field.plain, "structure": _read_structures, "classes": _read_classes, "ranks": lambda f: f.items(mesh.size)}
+    free: Readers = {"sizes": Field.plain, "by_rank": Field.plain, "guards": lambda f: f.tuple_of(sizes.guard)}
+    said = root.record({**ends, **parts, **others}, free)
+    ins, outs, graphs = said["inputs"], said["outputs"], said["classes"]
     order = [size_class for size_class, _ in graphs.values()]
-    ranks = root.get("ranks", lambda f: f.items(mesh.size))
     return Description(
         mesh=mesh,
         fields={
@@ -143,15 +140,13 @@ def read_description(text: bytes, where: str) -> Description:
             "output_shapes": tuple(end.shape for end in outs),
             "input_dtypes": tuple(end.dtype for end in ins),
             "output_dtypes": tuple(end.dtype for end in outs),
-            **root.get("structure", _read_structures),
-            "collectives": root.get("collectives", lambda f: f.tuple_of(lambda one: _read_collective(one, mesh))),
-            "aliases": root.get("aliases", lambda f: {k: v.text() for k, v in f.entries().items()}),
-            "constants": root.get("constants", lambda f: dict(map(_read_constant, f.items()))),
+            **said["structure"],
+            **{name: said[name] for name in parts},
             "sizes": sizes.sizes,
             "ranks": sizes.ranks,
-            "guards": root.get("guards", lambda f: f.tuple_of(sizes.guard), tuple[Guard, ...]()),
+            "guards": said.get("guards", ()),
         },
-        classes={coordinate: _at(order, rank) for coordinate, rank in zip(mesh.coordinates(), ranks, strict=True)},
+        classes={coordinate: _at(order, rank) for coordinate, rank in zip(mesh.coordinates(), said["ranks"], strict=True)},
         graphs=graphs,
         sizes=sizes,
         root=root,
@@ -164,66 +159,58 @@ class _End:
 
     kind: str
     name: str
-    node: str
     layout: Layout
     shape: tuple[int, ...]
     dtype: str
+    node: str | None = None
 
 
 def _read_end(field: Field, mesh: Mesh, sizes: FileSizes) -> _End:
-    is_input = "node" in field.known(("node", *_END))
-    kind = field.get("kind", Field.text)
-    if kind not in (INPUT_KINDS if is_input else OUTPUT_KINDS):
-        raise field.fail(f"unknown kind {kind!r}")
     shape = field.get("shape", lambda f: f.tuple_of(sizes.read))
-    return _End(
-        kind=kind,
-        name=field.get("name", Field.text),
-        node=field.get("node", Field.text, ""),
-        layout=field.get("layout", lambda f: read_layout(f, mesh, shape)),
-        shape=shape,
-        dtype=field.get("dtype", Field.text),
-    )
+    layout: Readers = {"layout": lambda f: read_layout(f, mesh, shape), "shape": lambda _: shape}
+    end = _End(**field.record({"kind": Field.text, "name": Field.text, "dtype": Field.text, **layout}, {"node": Field.text}))
+    if end.kind not in (OUTPUT_KINDS if end.node is None else INPUT_KINDS):
+        raise field.fail(f"unknown kind {end.kind!r}")
+    return end
 
 
 def _read_structures(field: Field) -> dict[str, Any]:
-    field.known(("inputs", "outputs"))
-    return {"in_spec": field.get("inputs", read_structure), "out_spec": field.get("outputs", read_structure)}
+    inputs, outputs = field.record({"inputs": read_structure, "outputs": read_structure}).values()
+    return {"in_spec": inputs, "out_spec": outputs}
 
 
 def _read_collective(field: Field, mesh: Mesh) -> ProgramCollective:
-    field.known(_COLLECTIVE)
-    kind, axis = field.get("kind", Field.text), field.get("axis", Field.text)
-    if kind not in COLLECTIVES or axis not in mesh.axis_names:
-        raise field.fail(f"there is no {kind!r} on axis {axis!r}", f"kinds are {', '.join(COLLECTIVES)}, axes {', '.join(mesh.axis_names)}")
-    return ProgramCollective(
-        kind=kind,
-        axis=axis,
-        bytes=field.get("bytes", Field.whole),
-        shape=field.get("shape", lambda f: f.tuple_of(Field.whole)),
-        dtype=field.get("dtype", Field.text),
-        node=field.get("node", Field.text),
-        serves=field.get("serves", lambda f: f.tuple_of(_read_pair)),
-    )
+    readers: Readers = {
+        **dict.fromkeys(("kind", "axis", "dtype", "node"), Field.text),
+        "bytes": Field.whole,
+        "shape": lambda f: f.tuple_of(Field.whole),
+        "serves": lambda f: f.tuple_of(_read_pair),
+    }
+    c = ProgramCollective(**field.record(readers))
+    if c.kind not in COLLECTIVES or c.axis not in mesh.axis_names:
+        remedy = f"kinds are {', '.join(COLLECTIVES)}, axes {', '.join(mesh.axis_names)}"
+        raise field.fail(f"there is no {c.kind!r} on axis {c.axis!r}", remedy)
+    return c
 
 
 def _read_pair(field: Field) -> tuple[int, int]:
     """(index of a redistribution, index of a step in it)."""
-    pair = field.tuple_of(Field.whole)
-    if len(pair) != 2:
-        raise field.fail(f"{list(pair)} are not a redistribution and a step")
-    return pair[0], pair[1]
+    entry, step = field.items(2)
+    return entry.whole(), step.whole()
 
 
 def _read_classes(field: Field) -> dict[str, tuple[SizeClass, dict[str, dict[str, Any]]]]:
     graphs: dict[str, tuple[SizeClass, dict[str, dict[str, Any]]]] = {}
     for one in field.items():
-        one.known(("graph", "sizes", "meta"))
-        name = one.get("graph", Field.text)
-        sizes = one.get("sizes", lambda f: f.tuple_of(lambda level: level.tuple_of(Field.whole)))
+        readers: Readers = {
+            "graph": Field.text,
+            "sizes": lambda f: f.tuple_of(lambda level: level.tuple_of(Field.whole)),
+            "meta": lambda f: {node: _read_meta(meta) for node, meta in f.entries().items()},
+        }
+        name, sizes, meta = one.record(readers).values()
         if name in graphs or sizes in [known for known, _ in graphs.values()]:
             raise one.fail("two size classes are the same")
-        graphs[name] = sizes, one.get("meta", lambda f: {node: _read_meta(meta) for node, meta in f.entries().items()})
+        graphs[name] = sizes, meta
     return graphs
 
 

@@ -14,14 +14,12 @@ import torch
 from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, symbol_of
 from fxshard.errors import FileError
-from fxshard.files import Field
+from fxshard.files import Field, Readers
 from fxshard.mesh.mesh import Mesh
 from fxshard.program.sharded_program import ProgramSize, coordinate_symbols
 from fxshard.shapes import Guard, depends_on, range_in_units
 from fxshard.shapes.expressions import from_text, to_text
 
-_SIZE = ("name", "places", "unit", "example", "least", "most", "uneven")
-_GUARD = ("condition", "sizes", "ranks", "where")
 MAX_SIZES, LARGEST = 32, 2**40
 """Limits on what is read: number of dynamic sizes, and values of sizes."""
 
@@ -79,21 +77,19 @@ class FileSizes:
         self.known: dict[str, Any] = {}
 
     def _size(self, field: Field) -> ProgramSize:
-        field.known(_SIZE)
-        name = field.get("name", Field.text)
+        readers: Readers = {
+            "name": Field.text,
+            "places": lambda f: f.tuple_of(_place),
+            **{key: lambda f: _count(f, 1) for key in ("unit", "example", "least")},
+            "most": lambda f: f.optional(lambda one: _count(one, field.value["least"])),
+            "uneven": Field.boolean,
+        }
+        said = field.record(readers)
+        name, example = said["name"], said.pop("example")
         if name in self.env.known or len(self.env.known) == MAX_SIZES:
             raise field.fail(f"two sizes are called {name!r}, or there are more than {MAX_SIZES}")
-        unit, example, least = (field.get(key, lambda f: _count(f, 1)) for key in ("unit", "example", "least"))
-        most = field.get("most", lambda f: f.optional(lambda one: _count(one, least)))
-        return ProgramSize(
-            name=name,
-            places=field.get("places", lambda f: f.tuple_of(_place)),
-            unit=unit,
-            value=self.env.symbol(name, example, *range_in_units(least, most, unit, example)),
-            least=least,
-            most=most,
-            uneven=field.get("uneven", Field.boolean),
-        )
+        bounds = range_in_units(said["least"], said["most"], said["unit"], example)
+        return ProgramSize(value=self.env.symbol(name, example, *bounds), **said)
 
     def read(self, field: Field) -> Any:
         """A size: a whole number, or the text of an expression in the symbols. Raises FileError for anything else."""
@@ -127,20 +123,20 @@ class FileSizes:
 def read_guard(field: Field, names: Iterable[str], numbers: Iterable[tuple[str, int]] = ()) -> Guard:
     """Reads a guard that ``write_guards`` wrote, on the sizes ``names`` and the coordinates ``numbers`` (name, ranks); raises FileError
     for anything else."""
-    field.known(_GUARD)
+    readers: Readers = {"condition": Field.text, "sizes": lambda f: f.tuple_of(_named), "where": Field.text}
+    said = field.record(readers, {"ranks": lambda f: f.tuple_of(_named)})
+    rows, ranks = said["sizes"], said.get("ranks", ())
     try:
-        condition = field.get("condition", lambda f: from_text(f.text(), None))
+        condition = from_text(said["condition"], None)
     except FileError as error:
-        raise error if error.where else field.fail(error.what, error.remedy) from None
-    rows = field.get("sizes", lambda f: f.tuple_of(_named))
-    ranks = field.get("ranks", lambda f: f.tuple_of(_named), tuple[tuple[str, str, int], ...]())
+        raise field.fail(error.what, error.remedy) from None
     found = {symbol.name: symbol for symbol in condition.free_symbols}
     known = {name for name, _, _ in rows} <= set(names) and {(name, count) for name, _, count in ranks} <= set(numbers)
-    said = sorted(symbol for _, symbol, _ in (*rows, *ranks))
-    if not known or sorted(found) != said or not isinstance(condition, sympy.logic.boolalg.Boolean):
+    named = sorted(symbol for _, symbol, _ in (*rows, *ranks))
+    if not known or sorted(found) != named or not isinstance(condition, sympy.logic.boolalg.Boolean):
         raise field.fail("a guard is a condition on sizes that the program has")
     symbols, of_ranks = (tuple((name, found[symbol], number) for name, symbol, number in one) for one in (rows, ranks))
-    return Guard(condition, symbols, field.get("where", Field.text), of_ranks)
+    return Guard(condition, symbols, said["where"], of_ranks)
 
 
 def _count(field: Field, least: int) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from fxshard.archive.container import WEIGHTS, Container
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, Field, parse_json
+from fxshard.files import REMAKE, Field, Readers, parse_json
 from fxshard.program.sharded_program import ShardedProgram
 
 MAX_HEADER = 2**28
@@ -121,10 +121,13 @@ def _read_header(container: Container, size: int) -> tuple[dict[str, Field], int
 
 
 def _tensor(field: Field, data: torch.Tensor) -> torch.Tensor:
-    field.known(("dtype", "shape", "data_offsets"))
-    dtype = DTYPES.get(field.get("dtype", Field.text))
-    shape = field.get("shape", lambda f: f.tuple_of(Field.whole))
-    begin, end = (one.whole() for one in field.get("data_offsets", lambda f: f.items(2)))
+    readers: Readers = {
+        "dtype": Field.text,
+        "shape": lambda f: f.tuple_of(Field.whole),
+        "data_offsets": lambda f: f.tuple_of(Field.whole, 2),
+    }
+    name, shape, (begin, end) = field.record(readers).values()
+    dtype = DTYPES.get(name)
     if dtype is None or end - begin != math.prod(shape) * dtype.itemsize or not 0 <= begin <= end <= len(data):
         raise field.fail("the tensor's shape, dtype and place do not fit together")
     part: Any = data[begin:end]

@@ -1,6 +1,7 @@
 """The ``fxshard`` command: plan, diff, export, inspect, solve, check-op, calibrate, demo.
 
 ``_parser`` declares the commands; each calls a function here or in a file of its own.
+click and typer would take more lines and start later than argparse: decision 0043.
 """
 
 from __future__ import annotations
@@ -289,9 +290,9 @@ def _plan_options(options: argparse.Namespace) -> dict[str, Any]:
     if options.memory_limit is not None:
         read_size(options.memory_limit, "--memory-limit")
     return {
-        "pins": _pins(options.pin),
-        "input_layouts": _layouts_by_name(options.input_layout, "--input-layout"),
-        "output_layouts": _layouts_by_name(options.output_layout, "--output-layout"),
+        "pins": _layouts(options.pin, "--pin", "layers.*.wq.weight=RS(0)"),
+        "input_layouts": _end_layouts(options.input_layout, "--input-layout"),
+        "output_layouts": _end_layouts(options.output_layout, "--output-layout"),
         "memory_limit": options.memory_limit,
         "constraints": _constraints(options),
         "objective": options.objective,
@@ -353,16 +354,19 @@ def _mesh(options: argparse.Namespace) -> Mesh:
     return parse_mesh(options.mesh, options.hardware)
 
 
-def _pins(texts: Sequence[str]) -> dict[str, str] | None:
+def _layouts(texts: Sequence[str], option: str, example: str) -> dict[str, str] | None:
     """Reads ``NAME=LAYOUT`` items; the layout follows the last equals sign."""
-    pins: dict[str, str] = {}
+    found: dict[str, str] = {}
     for text in texts:
-        name, equals, layout = text.rpartition("=")
-        if not (name and equals and layout):
-            raise OptionError(f"cannot read the pin {text!r}", remedy="write it like --pin 'layers.*.wq.weight=RS(0)'")
-        if pins.setdefault(name, layout) != layout:
-            raise OptionError(f"{name!r} is pinned to {pins[name]} and to {layout}", remedy="give one layout for it")
-    return pins or None
+        name, layout = _checked_parts(text, text.rpartition("=")[::2], option, example)
+        if found.setdefault(name, layout) != layout:
+            raise OptionError(f"{option} gives {name!r} {found[name]} and {layout}", remedy="give one layout for it")
+    return found or None
+
+
+def _end_layouts(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
+    """The same, or one layout for all."""
+    return texts[0] if len(texts) == 1 and "=" not in texts[0] else _layouts(texts, option, "args[0]=S(0)R")
 
 
 def _constraints(options: argparse.Namespace) -> list[Any]:
@@ -386,20 +390,6 @@ def _checked_parts(text: str, parts: Sequence[str], option: str, example: str) -
     if not all(parts) or len(parts) < 2:
         raise OptionError(f"cannot read {option} {text!r}", remedy=f"write it like {option} '{example}'")
     return parts
-
-
-def _layouts_by_name(texts: Sequence[str], option: str) -> dict[str, str] | str | None:
-    """Reads ``NAME=LAYOUT`` items, or one layout for all."""
-    if len(texts) == 1 and "=" not in texts[0]:
-        return texts[0]
-    found: dict[str, str] = {}
-    for text in texts:
-        name, _, layout = text.rpartition("=")
-        if not (name and layout):
-            raise OptionError(f"cannot read {option} {text!r}", remedy=f"write one for all, or each like {option} 'args[0]=S(0)R'")
-        if found.setdefault(name, layout) != layout:
-            raise OptionError(f"{option} gives {name!r} {found[name]} and {layout}", remedy="give one layout for it")
-    return found or None
 
 
 if __name__ == "__main__":

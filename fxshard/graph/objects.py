@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError
+from fxshard.graph.targets import cached_by_target
 
 COUNTER_LIMIT = 2**31
 """Integers of this size and above are not treated as counters of tokens or calls: they stay constants."""
@@ -65,23 +65,7 @@ class ObjectState:
     parts: tuple[Part, ...]
 
 
-T = TypeVar("T")
-
-
-def _by_class(function: Callable[[type], T]) -> Callable[[type], T]:
-    """``function``, cached per class."""
-    known: WeakKeyDictionary[type, T] = WeakKeyDictionary()
-
-    def ask(kind: type) -> T:
-        found = known.get(kind)
-        if found is None:
-            found = known[kind] = function(kind)
-        return found
-
-    return ask
-
-
-@_by_class
+@cached_by_target
 def is_openable(kind: type) -> bool:
     """Whether the attributes (``__dict__`` or ``__slots__``) of a class's objects are all their state. False for modules, classes and
     enums, which are never flattened."""
@@ -97,7 +81,7 @@ def _has_plain_slots(kind: type) -> bool:
     return bool(kind.__dictoffset__ or slots) and not any(name.startswith("__") for name in slots)
 
 
-@_by_class
+@cached_by_target
 def slots_of(kind: type) -> tuple[str, ...]:
     """The names in ``__slots__`` of a class and its bases."""
     given = [vars(c).get("__slots__", ()) for c in reversed(kind.__mro__)]

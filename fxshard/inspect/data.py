@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fxshard.plans.plan_data import PlannedCollective
+from fxshard.plans.plan_json import write_node
 from fxshard.plans.plan_sizes import write_sizes
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram
@@ -64,21 +65,9 @@ def to_json(subject: Subject) -> dict[str, Any]:
         "traffic": [vars(t) for t in traffic(subject)],
         "parameters": {name: str(layout) for name, layout in plan.parameter_layouts().items()},
         "collectives": [_collective(c) for c in subject.collectives],
-        "nodes": [_node(n) for n in plan.nodes],
+        "nodes": [write_node(n) for n in plan.nodes],
         "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
         **(_program(subject) if isinstance(subject, ShardedProgram) else {}),
-    }
-
-
-def _node(node: Any) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "op": node.op,
-        "inputs": list(map(str, node.spec.inputs)),
-        "outputs": list(map(str, node.spec.outputs)),
-        "shapes": [list(s) for s in node.shapes],
-        "dtypes": list(node.dtypes),
-        "compute": node.compute,
     }
 
 

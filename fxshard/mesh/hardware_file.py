@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fxshard.errors import OptionError, closest
-from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
+from fxshard.files import Field, Readers, atomic_file, parse_json, read_bytes, write_json
 from fxshard.mesh.hardware import HARDWARE, Curve, Efficiency, Hardware, Link, Measured
 
 K = TypeVar("K")
@@ -51,12 +51,8 @@ def save(hardware: Hardware, path: str | Path, made: Mapping[str, str] | None = 
 def load(path: str | Path) -> Hardware:
     """Reads a hardware file; raises FileError with the file, the field, the problem and the remedy."""
     root = parse_json(read_bytes(path), str(path), MAKE)
-    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("the file does not describe hardware")
-    version = root.get("version", Field.whole)
-    if version != VERSION:
-        remedy = f"measure again with fxshard calibrate, or read it with the fxshard that wrote it; this one reads version {VERSION}"
-        raise root.fail(f"the hardware file has format version {version}, which is unknown", remedy)
+    remedy = f"measure again with fxshard calibrate, or read it with the fxshard that wrote it; this one reads version {VERSION}"
+    root.version(FORMAT, "hardware file", (VERSION,), MAKE, remedy)
     return _read_numbers(root, ("format", "version", "made", "errors"))
 
 
@@ -95,10 +91,6 @@ def _write_curve(curve: Curve) -> list[list[float]]:
     return [[int(size), float(time)] for size, time in curve.points]
 
 
-_NAMES = ("name", "flops", "memory_bandwidth", "launch", "node_size", "inside", "between", "axes", "overlap")
-_MEASURED = ("products", "copy", "efficiency", "collectives")
-
-
 def read_hardware(field: Field) -> Hardware:
     """Reads the hardware field of a plan: a preset's name, or all numbers."""
     if isinstance(field.value, str):
@@ -110,26 +102,25 @@ def read_hardware(field: Field) -> Hardware:
 
 
 def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
-    field.known((*_NAMES, *_MEASURED, *beside))
-    return Hardware(
-        name=field.get("name", Field.text),
-        flops=field.get("flops", _read_flops),
-        memory_bandwidth=field.get("memory_bandwidth", _read_positive),
-        launch=field.get("launch", _read_non_negative),
-        node_size=field.get("node_size", lambda f: f.whole(1)),
-        inside=field.get("inside", _read_link),
-        between=field.get("between", lambda f: f.optional(_read_link)),
-        axes=field.get("axes", lambda f: {name: _read_link(link) for name, link in f.entries().items()}, {}),
-        overlap=field.get("overlap", _read_fraction, 0.0),
-        measured=Measured(
-            products=field.get("products", lambda f: _read_curves(f, _read_product), {}),
-            copy=field.get("copy", _read_curve, None),
-            efficiency=field.get(
-                "efficiency", lambda f: {_checked_kind(kind, one): _read_efficiency(one) for kind, one in f.entries().items()}, {}
-            ),
-            collectives=field.get("collectives", lambda f: _read_curves(f, _read_collective), {}),
-        ),
-    )
+    needed: Readers = {
+        "name": Field.text,
+        "flops": _read_flops,
+        "memory_bandwidth": _read_positive,
+        "launch": _read_non_negative,
+        "node_size": lambda f: f.whole(1),
+        "inside": _read_link,
+        "between": lambda f: f.optional(_read_link),
+    }
+    free: Readers = {"axes": lambda f: {name: _read_link(link) for name, link in f.entries().items()}, "overlap": _read_fraction}
+    measured: Readers = {
+        "products": lambda f: _read_curves(f, _read_product),
+        "copy": _read_curve,
+        "efficiency": lambda f: {_checked_kind(kind, one): _read_efficiency(one) for kind, one in f.entries().items()},
+        "collectives": lambda f: _read_curves(f, _read_collective),
+    }
+    said = field.record(needed, {**free, **measured, **dict.fromkeys(beside, Field.plain)})
+    curves = {name: said[name] for name in measured if name in said}
+    return Hardware(**{name: one for name, one in said.items() if name in needed or name in free}, measured=Measured(**curves))
 
 
 def _read_flops(field: Field) -> dict[int, float]:
@@ -141,8 +132,7 @@ def _read_flops(field: Field) -> dict[int, float]:
 
 
 def _read_link(field: Field) -> Link:
-    field.known(("bandwidth", "latency"))
-    return Link(field.get("bandwidth", _read_positive), field.get("latency", _read_non_negative))
+    return Link(**field.record({"bandwidth": _read_positive, "latency": _read_non_negative}))
 
 
 def _read_curves(field: Field, read: Callable[[Field], tuple[K, Curve]]) -> dict[K, Curve]:
@@ -162,20 +152,18 @@ def _checked_kind(text: str, field: Field) -> str:
 
 
 def _read_efficiency(field: Field) -> Efficiency:
-    field.known(("bandwidth", "latency"))
-    return Efficiency(field.get("latency", _read_non_negative), field.get("bandwidth", _read_positive))
+    return Efficiency(**field.record({"bandwidth": _read_positive, "latency": _read_non_negative}))
 
 
 def _read_product(field: Field) -> tuple[str, Curve]:
-    field.known(("dtype", "points"))
-    return field.get("dtype", Field.text), field.get("points", _read_curve)
+    dtype, points = field.record({"dtype": Field.text, "points": _read_curve}).values()
+    return dtype, points
 
 
 def _read_collective(field: Field) -> tuple[tuple[str, int, int], Curve]:
-    field.known(("kind", "size", "stride", "points"))
-    kind = _checked_kind(field.get("kind", Field.text), field)
-    size, stride = field.get("size", lambda f: f.whole(2)), field.get("stride", lambda f: f.whole(1))
-    return (kind, size, stride), field.get("points", _read_curve)
+    readers: Readers = {"kind": Field.text, "size": lambda f: f.whole(2), "stride": lambda f: f.whole(1), "points": _read_curve}
+    kind, size, stride, points = field.record(readers).values()
+    return (_checked_kind(kind, field), size, stride), points
 
 
 def _read_curve(field: Field) -> Curve:

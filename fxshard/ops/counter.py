@@ -5,6 +5,8 @@ change its bits. 32-bit words are int32 tensors, which wrap around; right shifts
 sign. Transcendental functions are series of IEEE sums and products, because a library's vectorised loops and remainder loops may
 differ in the last bit.
 
+torch's counter-based operators have no CPU kernels, and numpy's Philox cannot be traced: decision 0043.
+
 - ``threefry``: Threefry2x32 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
 - ``scramble``: lowbias32 (Wellons, Prospecting for hash functions, 2018), a bijection of words.
 """

@@ -26,7 +26,7 @@ from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.recompute import expanded
 from fxshard.passes.lowering import lower
 from fxshard.passes.lowering.generator import check_generator, draw_from
-from fxshard.passes.planning import constrain, plan_cache
+from fxshard.passes.planning import constrain
 from fxshard.passes.planning.constrain import Constraints
 from fxshard.passes.planning.defer_reductions import defer_reductions
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
@@ -271,6 +271,10 @@ NOT_IN_CACHE_KEY = (
 """Fields of a request that the graph and the constraints already contain, or that do not affect the plan."""
 
 
+CACHED = "the plan"
+"""What a cache file holds, for the log."""
+
+
 def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
     """Plans from the model or from a traced graph; a plan made before comes from the cache.
 
@@ -287,34 +291,37 @@ def make_plan(state: Compilation, dump: Dump = None) -> Compilation:
     assert state.plan is not None
     by_chance = state.plan.certificate.cut and state.request.time_limit is not None  # another run may end with another plan
     if path is not None and not by_chance:
-        plan_cache.write(path, state.plan)
+        disk_cache.write(path, CACHED, state.plan.to_json)
     return state
 
 
 def _cache_file(state: Compilation) -> Path | None:
     assert state.graph is not None
     asked = {f.name: getattr(state.request, f.name) for f in fields(state.request) if f.name not in NOT_IN_CACHE_KEY}
-    return disk_cache.file_for(plan_cache.KIND, graph=state.graph.hash, mesh=state.mesh, constraints=state.constraints, **asked)
+    return disk_cache.file_for("plan", graph=state.graph.hash, mesh=state.mesh, constraints=state.constraints, **asked)
 
 
 def _from_cache(state: Compilation, path: Path) -> Compilation | None:
     """The state with the cached plan; None if there is none that is legal for this graph."""
-    assert state.graph is not None and state.annotated is not None
+    assert state.graph is not None
     start = time.perf_counter()
-    plan = plan_cache.read(path)
+    plan = disk_cache.read(path, CACHED, lambda text: _legal_plan(state, text))
     if plan is None:
-        return None
-    try:
-        if plan.mesh != state.mesh or plan.graph_hash != state.graph.hash or plan.partial:
-            raise PlanError("it is for another graph or mesh")
-        verify.verify_plan(expanded(state.annotated, plan.recomputed), plan)
-    except PlanError as error:
-        plan_cache.distrust(path, error)
         return None
     log.info("the plan is from the cache: %s", path)
     plan = replace(plan, lines=state.graph.lines)  # source lines may have moved since
     record = PassRecord("recall", (time.perf_counter() - start) * 1e3, f"plan of the cache, {path}")
     return replace(state, plan=plan, cached=path, records=(*state.records, record))
+
+
+def _legal_plan(state: Compilation, text: bytes) -> ShardingPlan:
+    """The plan in a text; raises FileError or PlanError unless it is legal for the graph and mesh."""
+    assert state.graph is not None and state.annotated is not None
+    plan = ShardingPlan.from_json(text)
+    if plan.mesh != state.mesh or plan.graph_hash != state.graph.hash or plan.partial:
+        raise PlanError("it is for another graph or mesh")
+    verify.verify_plan(expanded(state.annotated, plan.recomputed), plan)
+    return plan
 
 
 def trace_model(request: Request, mesh: Mesh, dump: Dump = None) -> PlanningGraph:

@@ -6,7 +6,6 @@ written by hand, most fields may be left out.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
-from fxshard.files import Field, atomic_file, parse_json, read_bytes, write_json
+from fxshard.files import Field, Readers, atomic_file, parse_json, read_bytes, write_json
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
 from fxshard.layout.layouts import Folded, Layout, check_layout, placement_str
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
@@ -36,6 +35,7 @@ BY_HAND = (
     f'make the plan again; one written by hand needs "format": "{FORMAT}", "version": {FORMAT_VERSION}, "partial": true, '
     '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
 )
+UNREADABLE = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
 OTHERS = "other axes cut the same dim, or pending values there would be reduced in another order"
 ROUNDING = 1e-9
@@ -44,14 +44,9 @@ ROUNDING = 1e-9
 Plan = TypeVar("Plan", bound=PlanData)
 
 
-def save(plan: PlanData, path: str | Path, sealed: bool = False) -> None:
-    """Writes ``plan`` to ``path`` atomically; raises FileError if the path cannot be written.
-
-    ``sealed``: adds a digest of the content, so that reading detects changes to the file.
-    """
+def save(plan: PlanData, path: str | Path) -> None:
+    """Writes ``plan`` to ``path`` atomically; raises FileError if the path cannot be written."""
     text = dumps(plan)
-    if sealed:
-        text = text.removesuffix("\n}\n") + f',\n"digest": "{_digest(text)}"\n}}\n'
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -74,7 +69,7 @@ def dumps(plan: PlanData, sources: bool = True) -> str:
         **write_sizes(plan),
         "inputs": [_write_end(end) for end in plan.inputs],
         "outputs": [_write_end(end) for end in plan.outputs],
-        "nodes": [_write_node(node) for node in plan.nodes],
+        "nodes": [write_node(node) for node in plan.nodes],
         "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
         "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
         **({"recomputed": [{"block": name, "nodes": list(nodes)} for name, nodes in plan.recomputed.items()]} if plan.recomputed else {}),
@@ -85,10 +80,6 @@ def dumps(plan: PlanData, sources: bool = True) -> str:
     except ValueError as error:
         remedy = "give finite costs; if the planner made it, please report it"
         raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_mesh(mesh: Mesh) -> dict[str, Any]:
@@ -106,7 +97,8 @@ def _write_end(end: PlanEnd) -> dict[str, str]:
     return {"kind": end.kind, "name": end.name, "node": end.node}
 
 
-def _write_node(node: PlannedNode) -> dict[str, Any]:
+def write_node(node: PlannedNode) -> dict[str, Any]:
+    """A node as JSON fields."""
     return {
         "name": node.name,
         "op": node.op,
@@ -148,64 +140,47 @@ def _write_sources(plan: PlanData) -> dict[str, Any]:
     }
 
 
-def load(make: type[Plan], path: str | Path, sealed: bool = False) -> Plan:
-    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy.
-
-    ``sealed``: require a digest.
-    """
-    return loads(make, read_bytes(path), str(path), sealed)
+def load(make: type[Plan], path: str | Path) -> Plan:
+    """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy."""
+    return loads(make, read_bytes(path), str(path))
 
 
-def loads(make: type[Plan], text: str | bytes, where: str, sealed: bool = False) -> Plan:
+def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
-    version, partial = _read_head(root)
-    fields = root.known(_NAMES)
-    mesh = root.get("mesh", read_mesh)
-    default: Mapping[str, Any] = _DEFAULTS if partial else {}
-
-    def get(name: str, read: Any) -> Any:
-        return root.get(name, read, default[name]) if name in default else root.get(name, read)
-
-    nodes = get("nodes", lambda f: f.tuple_of(lambda one: _read_node(one, mesh, partial)))
-    plan = make(
-        mesh=mesh,
-        train=get("train", Field.boolean),
-        graph_hash=get("graph_hash", Field.text),
-        nodes=nodes,
-        redistributions=get("redistributions", lambda f: f.tuple_of(lambda one: _read_redistribution(one, mesh))),
-        certificate=get("certificate", _read_certificate),
-        inputs=get("inputs", lambda f: f.tuple_of(_read_end)),
-        outputs=get("outputs", lambda f: f.tuple_of(_read_end)),
-        memory=get("memory", lambda f: _read_memory(f, version)),
-        memory_limit=get("memory_limit", lambda f: f.optional(Field.whole)),
-        fallbacks=get("fallbacks", lambda f: f.tuple_of(_read_fallback)),
-        partial=partial,
-        memory_sizes=root.get("memory_sizes", read_sizes, {}),
-        example_sizes=root.get("example_sizes", read_example_sizes, ()),
-        recomputed=root.get("recomputed", _read_recomputed, {}),
-        lines=root.get("lines", _read_lines, {}),
-        picked=root.get("picked", _read_picked, {}),
-    )
+    version = root.version(FORMAT, "plan", READABLE, BY_HAND, UNREADABLE)
+    partial, mesh = root.get("partial", Field.boolean, False), root.get("mesh", read_mesh)
+    decided: Readers = {
+        "train": Field.boolean,
+        "graph_hash": Field.text,
+        "nodes": lambda f: f.tuple_of(lambda one: _read_node(one, mesh, partial)),
+        "redistributions": lambda f: f.tuple_of(lambda one: _read_redistribution(one, mesh)),
+        "certificate": _read_certificate,
+        "inputs": lambda f: f.tuple_of(_read_end),
+        "outputs": lambda f: f.tuple_of(_read_end),
+        "memory": lambda f: _read_memory(f, version),
+        "memory_limit": lambda f: f.optional(Field.whole),
+        "fallbacks": lambda f: f.tuple_of(_read_fallback),
+    }
+    free: Readers = {
+        "format": Field.text,
+        "version": Field.whole,
+        "partial": Field.boolean,
+        "memory_sizes": read_sizes,
+        "example_sizes": read_example_sizes,
+        "recomputed": _read_recomputed,
+        "picked": _read_picked,
+        "lines": _read_lines,
+    }
+    said = root.record({"mesh": lambda _: mesh}, {**free, **decided}) if partial else root.record({"mesh": lambda _: mesh, **decided}, free)
+    plan = make(**{"train": True, "graph_hash": "", "nodes": (), **{name: one for name, one in said.items() if name not in HEAD}})
+    fields = root.entries()
     _check_names(plan, fields)
     _check_figures(plan, fields)
-    _check_digest(plan, root, sealed)
     return plan
 
 
-_DEFAULTS: Mapping[str, Any] = {
-    "train": True,
-    "graph_hash": "",
-    "nodes": (),
-    "redistributions": (),
-    "certificate": Certificate("microseconds", 0.0, 0.0),
-    "inputs": (),
-    "outputs": (),
-    "memory": {},
-    "memory_limit": None,
-    "fallbacks": (),
-}
-_NAMES = ("format", "version", "partial", "mesh", *_DEFAULTS, "memory_sizes", "example_sizes", "recomputed", "picked", "lines", "digest")
+HEAD = ("format", "version")
 READABLE = range(1, FORMAT_VERSION + 1)
 """Version 1 has no source lines; versions 1 and 2 have other names for kinds of memory (``FORMER_KINDS``), and no information about hidden
 communication, recomputation or copies made ``ahead``. A new field that changes the meaning of a plan requires a new version."""
@@ -220,18 +195,6 @@ FORMER_KINDS = {
     "redistributed": "gathered",
 }
 """Kinds of memory before version 3 -> those of ``memory_profile.KINDS``."""
-
-
-def _read_head(root: Field) -> tuple[int, bool]:
-    """Checks format and version; returns the version and whether the plan is partial."""
-    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("the file is not a fxshard plan")
-    version = root.get("version", Field.whole)
-    if version not in READABLE:
-        remedy = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
-        newer = ": a newer fxshard wrote it" if version > FORMAT_VERSION else ""
-        raise root.fail(f"the plan has format version {version}, which is unknown{newer}", remedy)
-    return version, root.get("partial", Field.boolean, False)
 
 
 def _read_memory(field: Field, version: int) -> dict[str, int]:
@@ -259,14 +222,13 @@ def read_mesh(field: Field) -> Mesh:
 
 
 def _read_certificate(field: Field) -> Certificate:
-    field.known(("unit", "objective", "lower_bound", "cut"))
-    unit = field.get("unit", Field.text)
-    if unit not in UNITS:
-        raise field.fail(f"unknown unit {unit!r}", f"units are {' and '.join(UNITS)}")
-    objective, bound = field.get("objective", _figure), field.get("lower_bound", Field.number)  # a bound below 0 is weak, not wrong
-    if bound > objective * (1 + ROUNDING):
-        raise field.fail(f"the lower bound {bound} is above the objective {objective}", FIX)
-    return Certificate(unit, objective, bound, field.get("cut", Field.boolean))
+    number = Field.number  # a bound below 0 is weak, not wrong
+    c = Certificate(**field.record({"unit": Field.text, "objective": _figure, "lower_bound": number, "cut": Field.boolean}))
+    if c.unit not in UNITS:
+        raise field.fail(f"unknown unit {c.unit!r}", f"units are {' and '.join(UNITS)}")
+    if c.lower_bound > c.objective * (1 + ROUNDING):
+        raise field.fail(f"the lower bound {c.lower_bound} is above the objective {c.objective}", FIX)
+    return c
 
 
 def _figure(field: Field) -> float:
@@ -275,40 +237,41 @@ def _figure(field: Field) -> float:
 
 
 def _read_end(field: Field) -> PlanEnd:
-    field.known(("kind", "name", "node"))
-    return PlanEnd(field.get("kind", Field.text), field.get("name", Field.text), field.get("node", Field.text))
+    return PlanEnd(**field.record({"kind": Field.text, "name": Field.text, "node": Field.text}))
+
+
+def _texts(field: Field) -> tuple[str, ...]:
+    return field.tuple_of(Field.text)
 
 
 def _read_fallback(field: Field) -> tuple[str, str]:
-    field.known(("node", "reason"))
-    return field.get("node", Field.text), field.get("reason", Field.text)
+    node, reason = field.record({"node": Field.text, "reason": Field.text}).values()
+    return node, reason
 
 
 def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
     blocks = {}
     for one in field.items():
-        one.known(("block", "nodes"))
-        name = one.get("block", Field.text)
+        name, nodes = one.record({"block": Field.text, "nodes": _texts}).values()
         if name in blocks:
             raise one.fail(f"the block {name!r} stands twice", FIX)
-        blocks[name] = one.get("nodes", lambda f: f.tuple_of(Field.text))
+        blocks[name] = nodes
     return blocks
 
 
 def _read_lines(field: Field) -> dict[str, str]:
     lines: dict[str, str] = {}
     for one in field.items():
-        one.known(("line", "nodes"))
-        line = one.get("line", Field.text)
-        lines |= dict.fromkeys(one.get("nodes", lambda f: f.tuple_of(Field.text)), line)
+        line, nodes = one.record({"line": Field.text, "nodes": _texts}).values()
+        lines |= dict.fromkeys(nodes, line)
     return lines
 
 
 def _read_picked(field: Field) -> dict[str, tuple[str, int]]:
     picked = {}
     for one in field.items():
-        one.known(("value", "node", "output"))
-        picked[one.get("value", Field.text)] = (one.get("node", Field.text), one.get("output", Field.whole))
+        value, node, output = one.record({"value": Field.text, "node": Field.text, "output": Field.whole}).values()
+        picked[value] = (node, output)
     return picked
 
 
@@ -348,42 +311,39 @@ def _read_operand(field: Field, mesh: Mesh) -> Layout:
 
 
 def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
-    field.known(("name", "op", "inputs", "outputs", "shapes", "dtypes", "compute"))
-
-    def get(name: str, read: Any, default: Any) -> Any:
-        return field.get(name, read, default) if partial else field.get(name, read)
-
-    shapes = get("shapes", lambda f: f.tuple_of(_shape), ())
-    dtypes = get("dtypes", lambda f: f.tuple_of(Field.text), ())
-    outputs = field.get("outputs", Field.items)
-    if len(shapes) != len(dtypes) or len(shapes) > len(outputs):
-        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(dtypes)} dtypes do not go together", FIX)
+    derived: Readers = {
+        "op": Field.text,
+        "inputs": lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)),
+        "shapes": lambda f: f.tuple_of(_shape),
+        "dtypes": _texts,
+        "compute": _figure,
+    }
+    needed: Readers = {"name": Field.text, "outputs": Field.items}
+    said = field.record(needed, derived) if partial else field.record({**needed, **derived})
+    said = {"op": "", "inputs": (), "shapes": (), "dtypes": (), **said}
+    shapes, outputs = said["shapes"], said.pop("outputs")
+    if len(shapes) != len(said["dtypes"]) or len(shapes) > len(outputs):
+        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(said['dtypes'])} dtypes do not go together", FIX)
     # Outputs that are not tensors have no shape; shapes can then not be matched with outputs.
     known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
-    spec = OpSpec(
-        get("inputs", lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)), ()),
-        tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True)),
-    )
-    return PlannedNode(field.get("name", Field.text), get("op", Field.text, ""), spec, shapes, dtypes, get("compute", _figure, 0.0))
+    layouts = tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True))
+    return PlannedNode(spec=OpSpec(said.pop("inputs"), layouts), **said)
 
 
 def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
-    field.known(("value", "shape", "itemsize", "source", "target", "steps", "readers", "cost", "hidden", "ahead"))
     shape = field.get("shape", _shape)
-    source = field.get("source", lambda f: read_layout(f, mesh, shape))
-    target = field.get("target", lambda f: read_layout(f, mesh, shape))
-    return Redistribution(
-        value=field.get("value", Field.text),
-        shape=shape,
-        itemsize=field.get("itemsize", _itemsize),
-        source=source,
-        target=target,
-        steps=field.get("steps", lambda f: _read_steps(f, source, target, shape, mesh)),
-        readers=field.get("readers", lambda f: f.tuple_of(_read_reader)),
-        cost=field.get("cost", _figure),
-        ahead=field.get("ahead", Field.boolean, False),
-        hidden=field.get("hidden", _figure, 0.0),
-    )
+    source, target = (field.get(end, lambda f: read_layout(f, mesh, shape)) for end in ("source", "target"))
+    needed: Readers = {
+        "value": Field.text,
+        "shape": lambda _: shape,
+        "itemsize": _itemsize,
+        "source": lambda _: source,
+        "target": lambda _: target,
+        "steps": lambda f: _read_steps(f, source, target, shape, mesh),
+        "readers": lambda f: f.tuple_of(_read_reader),
+        "cost": _figure,
+    }
+    return Redistribution(**field.record(needed, {"ahead": Field.boolean, "hidden": _figure}))
 
 
 def _read_reader(field: Field) -> tuple[str, int]:
@@ -464,14 +424,6 @@ def _may_hide(plan: PlanData, entry: Redistribution) -> bool:
     gradients = {k for k, end in enumerate(plan.outputs) if end.kind == "gradient"}
     ends = (index in gradients if ops.get(name) == "output" else ops.get(name) in RELABELS for name, index in entry.readers)
     return ops.get(node) in RELABELS or (bool(entry.readers) and all(ends))
-
-
-def _check_digest(plan: PlanData, root: Field, sealed: bool) -> None:
-    """Raises FileError if the content does not match its digest."""
-    found = root.get("digest", Field.text, "")
-    if (found or sealed) and found != _digest(dumps(plan)):
-        what = "the file is not as it was written: its digest is another" if found else "the file has no digest"
-        raise root.fail(what, "make the plan again; if you changed the file yourself, take the field 'digest' out")
 
 
 def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:

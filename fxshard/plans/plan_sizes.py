@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fxshard.files import Field
+from fxshard.files import Field, Readers
 from fxshard.plans.plan_data import PlanData
 from fxshard.shapes import WeightedSizes, sizes_named
 
@@ -41,8 +41,8 @@ def read_example_sizes(field: Field) -> tuple[WeightedSizes, ...]:
 
 
 def _read_weighted(field: Field) -> WeightedSizes:
-    field.known(("sizes", "weight"))
-    return WeightedSizes(tuple(field.get("sizes", read_sizes).items()), field.get("weight", lambda f: f.number(0.0)))
+    readers: Readers = {"sizes": lambda f: tuple(read_sizes(f).items()), "weight": lambda f: f.number(0.0)}
+    return WeightedSizes(**field.record(readers))
 
 
 def mean_text(plan: PlanData) -> str:

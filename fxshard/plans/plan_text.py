@@ -10,7 +10,7 @@ from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, PlannedNode, by_cause
 from fxshard.plans.plan_sizes import mean_text, sizes_text
 from fxshard.sizes import size_text
-from fxshard.text_table import fitted, labelled, listed
+from fxshard.text_table import fitted, labelled, listed, number_runs
 
 NAMES_WIDTH = 160
 """Maximum characters of a list of names."""
@@ -116,7 +116,7 @@ def merged_names_with_counts(names: Iterable[str]) -> list[tuple[str, int]]:
     for name in names:
         head, number, tail = _split(name)
         found.setdefault((head, tail), []).append(number)
-    texts = (head if numbers[0] < 0 else f"{head}{_runs(numbers)}{tail}" for (head, tail), numbers in found.items())
+    texts = (head if numbers[0] < 0 else f"{head}{','.join(number_runs(numbers))}{tail}" for (head, tail), numbers in found.items())
     return list(zip(texts, map(len, found.values()), strict=True))
 
 
@@ -127,13 +127,6 @@ def _split(name: str) -> tuple[str, int, str]:
     if at is None:
         return name, -1, ""
     return ".".join([*parts[:at], ""]), int(parts[at]), ".".join(["", *parts[at + 1 :]]) if parts[at + 1 :] else ""
-
-
-def _runs(numbers: Iterable[int]) -> str:
-    """``0-30,32``."""
-    order = enumerate(sorted(set(numbers)))
-    runs = [[number for _, number in run] for _, run in itertools.groupby(order, lambda pair: pair[1] - pair[0])]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _node(plan: PlanData, node: PlannedNode) -> tuple[str, str, str, str]:

@@ -130,18 +130,18 @@ class ShardingPlan(PlanData):
         save(self, path)
 
     @staticmethod
-    def load(path: str | Path, sealed: bool = False) -> ShardingPlan:
-        """Reads a plan; raises FileError naming the file and the fault. ``sealed``: require the digest."""
+    def load(path: str | Path) -> ShardingPlan:
+        """Reads a plan; raises FileError naming the file and the fault."""
         from fxshard.plans.plan_json import load
 
-        return load(ShardingPlan, path, sealed)
+        return load(ShardingPlan, path)
 
     @staticmethod
-    def from_json(text: str | bytes, where: str = "<plan>", sealed: bool = False) -> ShardingPlan:
+    def from_json(text: str | bytes, where: str = "<plan>") -> ShardingPlan:
         """Reads a plan from text; raises FileError naming ``where`` and the fault."""
         from fxshard.plans.plan_json import loads
 
-        return loads(ShardingPlan, text, where, sealed)
+        return loads(ShardingPlan, text, where)
 
     def __str__(self) -> str:
         from fxshard.plans.plan_text import plan_text

@@ -19,7 +19,7 @@ from fxshard.graph.planning_graph import GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.shapes import Guard, first_broken, guards_of, guards_on, instantiated
+from fxshard.shapes import Guard, Ranged, first_broken, guards_of, guards_on, instantiated
 from fxshard.timeline import PassEffect
 
 c10d = torch.ops._c10d_functional
@@ -51,7 +51,7 @@ class ProgramCollective:
 
 
 @dataclass(frozen=True)
-class ProgramSize:
+class ProgramSize(Ranged):
     """A dynamic size of a program: the size of the dims at ``places`` (path of an input, dim), ``unit`` times the symbol ``value``.
 
     ``least``, ``most``: the user's range; ``uneven``: whether shards may have unequal lengths.
@@ -64,15 +64,6 @@ class ProgramSize:
     least: int = 1
     most: int | None = None
     uneven: bool = False
-
-    def allows(self, size: int) -> bool:
-        """Whether ``size`` is in the range."""
-        return self.least <= size and (self.most is None or size <= self.most)
-
-    @property
-    def span(self) -> str:
-        """The range in words."""
-        return f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
 
     @property
     def example(self) -> int:

@@ -6,7 +6,7 @@ Read ``dims.py`` first, then ``family.py``; ``units.py`` computes the multiples 
 for which a plan is optimised.
 """
 
-from fxshard.shapes.dims import DynamicDim, dynamic_dims
+from fxshard.shapes.dims import DynamicDim, Ranged, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
 from fxshard.shapes.guards import Guard, determined_by, distinct, first_broken, guards_of, guards_on
 from fxshard.shapes.ties import fixes_jointly, tie_remedy
@@ -17,6 +17,7 @@ __all__ = [
     "DynamicDim",
     "GraphFamily",
     "Guard",
+    "Ranged",
     "WeightedSizes",
     "fixes_jointly",
     "first_broken",

@@ -23,8 +23,24 @@ CallPlace = Literal["only", "example", "later"]
 """The place of a call among all calls: the only one, an example that others follow, or a later one."""
 
 
+class Ranged:
+    """A size from ``least`` to ``most``, both included; None: without an upper end."""
+
+    least: int
+    most: int | None
+
+    def allows(self, size: int) -> bool:
+        """Whether a size is in the range."""
+        return self.least <= size and (self.most is None or size <= self.most)
+
+    @property
+    def span(self) -> str:
+        """The range in words."""
+        return range_text(self.least, self.most)
+
+
 @dataclass(frozen=True)
-class DynamicDim:
+class DynamicDim(Ranged):
     """A size that may change from call to call.
 
     ``places``: every (path of the tensor, dim) that has this size, such as ``args[0]`` and 1; ``example``: its value in the example;
@@ -43,17 +59,11 @@ class DynamicDim:
     def __str__(self) -> str:
         return ", ".join(f"dim {dim} of {path}" for path, dim in self.places)
 
-    def serves(self, size: int) -> bool:
-        """Whether a size is in the range."""
-        return self.least <= size and (self.most is None or size <= self.most)
-
     def check(self, size: int) -> None:
         """Raises OptionError for a size outside the range."""
-        if not self.serves(size):
-            raise OptionError(
-                f"{self.name} ({self}) is {size}, it must be {_range_text(self.least, self.most)}",
-                remedy="give the Dim another range, or plan for this size",
-            )
+        if not self.allows(size):
+            remedy = "give the Dim another range, or plan for this size"
+            raise OptionError(f"{self.name} ({self}) is {size}, it must be {self.span}", remedy=remedy)
 
 
 def dynamic_dims(
@@ -113,7 +123,7 @@ def _ranges(given: Any) -> dict[str, tuple[int, int | None]]:
         inner = {part.__name__: _range_of(part)} if _is_dim(part) else _ranges(part)
         for name, span in inner.items():
             if found.setdefault(name, span) != span:
-                what = f"{name!r} is {_range_text(*found[name])} in one place and {_range_text(*span)} in another"
+                what = f"{name!r} is {range_text(*found[name])} in one place and {range_text(*span)} in another"
                 raise OptionError(what, where="dynamic_shapes", remedy="use one Dim object for all dims of that name")
     return found
 
@@ -126,7 +136,7 @@ def _range_of(dim: Any) -> tuple[int, int | None]:
     return max(int(dim.min), 1), None if dim.max > 2**31 else int(dim.max)
 
 
-def _range_text(least: int, most: int | None) -> str:
+def range_text(least: int, most: int | None) -> str:
     return f"at least {least}" if most is None else f"from {least} to {most}"
 
 
@@ -195,7 +205,7 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor, ranges: Mapping[str, 
                 f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number"
             )
         one = _read(said, path, dim % value.dim(), int(value.shape[dim]), ranges)
-        if one is not None and (one.asked or one.serves(one.example)):
+        if one is not None and (one.asked or one.allows(one.example)):
             one.check(one.example)
             yield one
 
@@ -206,17 +216,14 @@ def _read(said: Any, path: str, dim: int, size: int, ranges: Mapping[str, tuple[
     if isinstance(said, int) and not isinstance(said, bool) and said != size:
         what = f"dim {dim} of {path} is {size}, not {said}"
         raise OptionError(what, where="dynamic_shapes", remedy="give None or its size where it is static")
-    if (
-        said is None
-        or (isinstance(said, int) and not isinstance(said, bool))
-        or getattr(getattr(said, "type", None), "name", "") == "STATIC"
-    ):
+    hint = getattr(getattr(said, "type", None), "name", "")
+    if said is None or (isinstance(said, int) and not isinstance(said, bool)) or hint == "STATIC":
         return None
     if isinstance(said, str) or _is_dim(said):
         name = said if isinstance(said, str) else said.__name__
         return DynamicDim(name, place, size, *ranges.get(name, (1, None)))
-    if getattr(getattr(said, "type", None), "name", "") in HINTS:
-        return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, asked=said.type.name == "DYNAMIC")
+    if hint in HINTS:
+        return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, asked=hint == "DYNAMIC")
     raise OptionError(
         f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name"
     )

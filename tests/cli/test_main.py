@@ -133,8 +133,8 @@ def test_export_takes_a_plan_or_makes_one(
 REFUSED: list[tuple[list[str], str]] = [
     (["--mesh", "dp"], "cannot read mesh 'dp'"),
     (["--mesh", "dp=2", "--hardware", "h10"], "unknown hardware 'h10'; did you mean 'h100'?"),
-    (["--mesh", "dp=2", "--pin", "0.weight"], "cannot read the pin '0.weight'"),
-    (["--mesh", "dp=2", "--pin", "a=R", "--pin", "a=S(0)"], "'a' is pinned to R and to S(0)"),
+    (["--mesh", "dp=2", "--pin", "0.weight"], "cannot read --pin '0.weight'"),
+    (["--mesh", "dp=2", "--pin", "a=R", "--pin", "a=S(0)"], "--pin gives 'a' R and S(0)"),
     (["--mesh", "dp=2", "--memory-limit", "8 apples"], "cannot read '8 apples' as a number of bytes"),
     (["--mesh", "dp=2", "--pin", "nothing=R"], "pin 'nothing' matches"),
     (["--mesh", "dp=2", "--equal", "nothing"], "cannot read --equal 'nothing'"),

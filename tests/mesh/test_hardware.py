@@ -104,8 +104,8 @@ def _points(*points: list[float]) -> dict[str, Any]:
 
 COLLECTIVE = {"kind": "all_reduce", "size": 2, "stride": 4, "points": [[8, 5.0], [16, 6.0]]}
 BAD: list[tuple[Any, str, str]] = [
-    ([], "does not describe hardware", "h.json"),
-    (_with(format="fxshard-plan"), "does not describe hardware", "h.json"),
+    ([], "not a fxshard hardware file", "h.json"),
+    (_with(format="fxshard-plan"), "not a fxshard hardware file", "h.json"),
     (_with(version=2), "format version 2, which is unknown", "h.json"),
     (_with(flops="absent"), "the field 'flops' is missing", "h.json"),
     (_with(extra=1), "unknown field 'extra'", "h.json"),

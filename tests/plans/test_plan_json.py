@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from fxshard.errors import FileError, PlanError
 from fxshard.layout.redistribution import steps
 from fxshard.plans.plan_data import Certificate, Redistribution
-from fxshard.plans.plan_json import dumps, save
+from fxshard.plans.plan_json import dumps
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import L, plans, small_plan
 
@@ -112,20 +112,6 @@ def test_version_2_is_read() -> None:
     new = ("parameter", "buffer", "input", "gradient", "output", "activation", "gathered", "optimizer")
     old = ShardingPlan.from_json(json.dumps(SMALL | {"version": 2, "memory": kinds}))
     assert old.memory == dict(zip(new, range(1, 9), strict=True))
-
-
-def test_a_sealed_file_notices_any_change(tmp_path: Path) -> None:
-    """Also one that leaves a plan which might have been written so."""
-    path = tmp_path / "plan.json"
-    save(small_plan(), path, sealed=True)
-    assert ShardingPlan.load(path) == ShardingPlan.load(path, sealed=True) == small_plan() and path.read_text().count("digest") == 1
-    path.write_text(path.read_text().replace('"memory_limit": 1073741824', '"memory_limit": 1073741825'))
-    with pytest.raises(FileError, match="its digest is another") as caught:
-        ShardingPlan.load(path)
-    assert "take the field 'digest' out" in str(caught.value.remedy)
-    small_plan().save(path)
-    with pytest.raises(FileError, match="has no digest"):
-        ShardingPlan.load(path, sealed=True)
 
 
 def test_source_lines_are_kept_and_do_not_count() -> None:
@@ -241,7 +227,6 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("version", 5), "format version 5, which is unknown: a newer fxshard wrote it", "plan.json"),
     (_with("version", 0), "format version 0, which is unknown", "plan.json"),
     (_with("memory", {"parameters": 1}), "unknown kind of memory 'parameters'; did you mean 'parameter'", "memory"),
-    (_with("digest", "ab"), "not as it was written: its digest is another", "plan.json"),
     (_without("train"), "the field 'train' is missing", "plan.json"),
     (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),
     (_with("extra", 1), "unknown field 'extra'", "plan.json"),
@@ -303,6 +288,7 @@ def test_refused(data: Any, what: str, where: str) -> None:
         ("plan", "not JSON"),
         (b"\xff\xfe", "not UTF-8"),
         ('{"format": "fxshard-plan", "format": 1}', "stands twice"),
+        (r'{"format": "\ud800"}', "surrogates not allowed"),
         ("[" * 100_000, "nests too deeply"),
         ('{"format": NaN}', "NaN is not a number"),
         ("9" * 5000, "not readable JSON"),

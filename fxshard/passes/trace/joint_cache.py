@@ -8,7 +8,6 @@ the user, subgraphs, symbolic sizes, active modes), the cache is not used. Decis
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,7 @@ from torch import fx
 from fxshard import disk_cache
 from fxshard._torch_compat import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.tracing import tracing_state
-from fxshard.errors import FxshardError
-from fxshard.files import atomic_file, make_folder, read_bytes
+from fxshard.errors import FileError
 from fxshard.passes.trace.joint_json import (
     MODULE_STACKS,
     STORED_META,
@@ -37,7 +35,7 @@ from fxshard.passes.trace.joint_json import (
 )
 
 log = logging.getLogger("fxshard")
-KIND = "joint-v1"
+WHAT = "the traced graph"
 IGNORED_META = frozenset(
     (
         *("example_value", "val", "tensor_dict", "grapharg"),  # the key describes the tensors themselves
@@ -63,10 +61,12 @@ def cached(
     path = None if mode is None else _file(captured, args, options, decompositions)
     if path is None or mode is None:
         return make()
-    found = _read(path, mode)
+    found = disk_cache.read(path, WHAT, lambda text: _parse(text, mode))
     if found is None:
         found = make()
         _write(path, found)
+    else:
+        log.info("the traced graph is from the cache: %s", path)
     return found
 
 
@@ -93,7 +93,7 @@ def _file(captured: fx.GraphModule, args: Sequence[Any], options: Sequence[Any],
         log.debug("no joint graph is looked up in the cache: the graph has %s", error)
         return None
     asked = {"nodes": nodes, "tensors": ends, "given": given, "options": list(options), "state": state, "decompositions": functions}
-    return disk_cache.file_for(KIND, **asked)
+    return disk_cache.file_for("joint", **asked)
 
 
 def _home_module(function: Any) -> str:
@@ -130,34 +130,18 @@ def _meta(key: str, value: Any, modules: ModuleIds) -> Any:
     raise NotSerializable(f"a note on a node: {key}")
 
 
-def _read(path: Path, mode: FakeTensorMode) -> fx.GraphModule | None:
-    """The graph in a file; None if there is no file, or if it is damaged, which is logged."""
-    if not path.exists():
-        return None
+def _parse(text: bytes, mode: FakeTensorMode) -> fx.GraphModule:
+    """The graph in a file; raises FileError for a text that ``graph_to_json`` does not write."""
     try:
-        digest, _, text = read_bytes(path).partition(b"\n")
-        if hashlib.sha256(text).hexdigest().encode() != digest:
-            raise NotSerializable("its digest is another")
-        found = graph_from_json(json.loads(text), mode)
-    except (FxshardError, NotSerializable, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
-        log.warning("the traced graph in the cache, %s, is not used and is made again: %s", path, error)
-        return None
-    disk_cache.mark_used(path)
-    log.info("the traced graph is from the cache: %s", path)
-    return found
+        return graph_from_json(json.loads(text), mode)
+    except (NotSerializable, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        raise FileError(str(error)) from error
 
 
 def _write(path: Path, joint: fx.GraphModule) -> None:
     try:
-        text = json.dumps(graph_to_json(joint)).encode()
+        text = json.dumps(graph_to_json(joint))
     except NotSerializable as error:
         log.debug("a joint graph is not kept: it has %s", error)
         return
-    try:
-        make_folder(path.parent)
-        with atomic_file(path) as temporary:
-            temporary.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-    except FxshardError as error:
-        log.warning("the traced graph is not kept for the next start: %s (%s)", error.what, path)
-        return
-    disk_cache.evict(path.parent, f"{KIND}-*.json")
+    disk_cache.write(path, WHAT, lambda: text)

@@ -36,7 +36,7 @@ from fxshard.runtime.checkpoint.state import (
     restore_generators,
     restore_model,
 )
-from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, default_group
+from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, agree, default_group
 from fxshard.runtime.ranks.launch import checksum, difference
 
 
@@ -88,7 +88,7 @@ def save_checkpoint(
         return new_folder(parts)
 
     fields = _compared_fields(target, state)
-    folder = _agree(group, f"save a checkpoint to {target}", json.dumps(fields), prepare, timeout)
+    folder = _agree(group, f"save a checkpoint to {target}", lambda: json.dumps(fields), prepare, timeout)
     index = replace(index, folder=folder)
 
     def write() -> str:
@@ -216,26 +216,13 @@ def _same(notes: Mapping[int, str], path: Path) -> str:
     return ""
 
 
-def _agree(
-    group: Group | None, topic: str, note: str | Callable[[], str], decide: Callable[[Mapping[int, str]], str], timeout: float
-) -> str:
+def _agree(group: Group | None, topic: str, note: Callable[[], str], decide: Callable[[Mapping[int, str]], str], timeout: float) -> str:
     """The leader's decision from all notes; an error on one rank, also while it makes its note, is raised on all."""
-    failed: Exception | None = None
-    text = note if isinstance(note, str) else ""
-    if not isinstance(note, str):
-        try:
-            text = note()
-        except Exception as error:
-            failed = error
-    if group is None:
-        if failed is not None:
-            raise failed
-        return decide({0: text})
-    with Meeting(group, topic, text, timeout) as meeting:
-        if failed is not None:
-            raise failed
-        if not meeting.leads:
-            return meeting.outcome()
-        outcome = decide(meeting.everyone())
-        meeting.decide(outcome)
-        return outcome
+    try:
+        text = note()
+    except Exception:
+        if group is None:
+            raise
+        with Meeting(group, topic, timeout=timeout):
+            raise
+    return decide({0: text}) if group is None else agree(group, topic, text, decide, timeout)

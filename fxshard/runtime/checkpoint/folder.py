@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, read_bytes
+from fxshard.files import REMAKE, make_folder, read_bytes
 from fxshard.runtime.checkpoint.blocks import local_value
 from fxshard.runtime.checkpoint.index import Chunk, Index, read_index
 from fxshard.runtime.checkpoint.reader import Source
-from fxshard.runtime.checkpoint.safetensors_file import WRITE_REMEDY, Piece, SafetensorsFile, write_file
+from fxshard.runtime.checkpoint.safetensors_file import Piece, SafetensorsFile, write_file, writing
 
 INDEX = "index.json"
 _DATA = re.compile(r"data-[0-9a-f]{16}")
@@ -30,12 +30,7 @@ _DATA = re.compile(r"data-[0-9a-f]{16}")
 
 def new_folder(path: Path) -> str:
     """Creates a subfolder for the ranks' files in ``path`` and returns its name; raises FileError."""
-    name = f"data-{secrets.token_hex(8)}"
-    try:
-        (path / name).mkdir(parents=True)
-    except OSError as error:
-        raise FileError(f"cannot make the folder: {error.strerror or error}", where=str(path), remedy=WRITE_REMEDY) from error
-    return name
+    return make_folder(path / f"data-{secrets.token_hex(8)}").name
 
 
 def rank_file(number: int) -> str:
@@ -66,10 +61,8 @@ def check_parts(folder: Path, ranks: int) -> None:
 def commit_index(path: Path, index: Index) -> None:
     """Makes ``index`` the current one, then removes the files of earlier checkpoints."""
     fresh = path / f"{INDEX}.new"  # a fixed name, so that it overwrites one left by a killed process
-    try:
+    with writing(fresh):
         fresh.write_text(index.to_json())
-    except OSError as error:
-        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(fresh), remedy=WRITE_REMEDY) from error
     replace_file(fresh, path / INDEX)
     for other in path.iterdir():
         if _DATA.fullmatch(other.name) and other.name != index.folder:
@@ -93,20 +86,16 @@ def open_folder(path: Path) -> Source:
 
 def replace_file(fresh: Path, target: Path) -> None:
     """Atomically replaces ``target`` by ``fresh``, a file or folder, and syncs to disk; raises FileError."""
-    try:
-        sync(fresh)
+    sync(fresh)
+    with writing(target):
         os.replace(fresh, target)
-    except OSError as error:
-        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(target), remedy=WRITE_REMEDY) from error
     sync(target.parent)
 
 
 def sync(path: Path) -> None:
     """Waits until a file, or a folder's entries, are on disk; raises FileError if it does not exist."""
-    try:
+    with writing(path):
         handle = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise FileError(f"cannot open it: {error.strerror}", where=str(path), remedy=WRITE_REMEDY) from error
     with contextlib.suppress(OSError):  # some file systems do not support it
         os.fsync(handle)
     os.close(handle)

@@ -84,11 +84,7 @@ def dtype_name(dtype: torch.dtype, name: str) -> str:
 def read_index(text: bytes | str, where: str) -> Index:
     """The index in ``text``; raises FileError if it is damaged, foreign, or of another version."""
     root = parse_json(text, where)
-    if not isinstance(root.value, dict) or root.value.get("format") != FORMAT:
-        raise root.fail("this is not the index of a checkpoint", "give what fxshard.save_checkpoint wrote")
-    version = root.get("version", Field.whole)
-    if version != VERSION:
-        raise root.fail(f"the checkpoint has format version {version}, which is unknown", f"this fxshard reads version {VERSION}")
+    root.version(FORMAT, "checkpoint", (VERSION,), "give what fxshard.save_checkpoint wrote", f"this fxshard reads version {VERSION}")
     root.known(("sha256", "format", "version", "folder", "ranks", "tensors", "aliases", "values"))
     if root.get("sha256", Field.text) != _digest({k: v for k, v in root.value.items() if k != "sha256"}):
         raise root.fail("the index is damaged: its hash does not match", REMAKE)
@@ -105,12 +101,10 @@ def read_index(text: bytes | str, where: str) -> Index:
 
 
 def _entry(one: Field, ranks: int) -> tuple[str, Entry]:
-    one.known(("name", "dtype", "shape", "chunks"))
-    dtype = DTYPES.get(one.get("dtype", Field.text))
-    if dtype is None:
+    name, dtype, shape, chunks = one.record({"name": Field.text, "dtype": Field.text, "shape": _sizes, "chunks": Field.items}).values()
+    if dtype not in DTYPES:
         raise one.fail("the dtype is unknown")
-    shape = one.get("shape", _sizes)
-    return one.get("name", Field.text), Entry(dtype, shape, one.get("chunks", lambda f: f.tuple_of(lambda c: _chunk(c, shape, ranks))))
+    return name, Entry(DTYPES[dtype], shape, tuple(_chunk(chunk, shape, ranks) for chunk in chunks))
 
 
 def _chunk(one: Field, whole: tuple[int, ...], ranks: int) -> Chunk:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ class Piece:
     value: Callable[[], torch.Tensor]
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An OSError in the block is raised as a FileError about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(path), remedy=WRITE_REMEDY) from error
+
+
 def write_file(path: Path, pieces: Sequence[Piece], metadata: Metadata | None = None) -> dict[str, str]:
     """Writes ``pieces`` to ``path`` and waits until they are on disk; returns the crc32 of each by name.
 
@@ -42,20 +52,17 @@ def write_file(path: Path, pieces: Sequence[Piece], metadata: Metadata | None = 
     """
     ordered = sorted(pieces, key=lambda p: (-p.dtype.itemsize, p.name))  # so that each offset is a multiple of the item size
     sums = {p.name: "0" * 8 for p in ordered}
-    try:
-        with open(path, "wb") as file:
-            file.write(_header(ordered, metadata and metadata(sums)))
-            for piece in ordered:
-                data = raw_bytes(piece.value())
-                sums[piece.name] = f"{zlib.crc32(data):08x}"
-                file.write(data)
-            if metadata is not None:
-                file.seek(0)
-                file.write(_header(ordered, metadata(sums)))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise FileError(f"cannot write the file: {error.strerror or error}", where=str(path), remedy=WRITE_REMEDY) from error
+    with writing(path), open(path, "wb") as file:
+        file.write(_header(ordered, metadata and metadata(sums)))
+        for piece in ordered:
+            data = raw_bytes(piece.value())
+            sums[piece.name] = f"{zlib.crc32(data):08x}"
+            file.write(data)
+        if metadata is not None:
+            file.seek(0)
+            file.write(_header(ordered, metadata(sums)))
+        file.flush()
+        os.fsync(file.fileno())
     return sums
 
 

@@ -1,6 +1,6 @@
 """A cache on disk by which a new process finds the code that was compiled for a rank.
 
-Each file is data with a digest: Inductor's keys of the code of forward and backward, the values that pass from one to the other, and the
+Each file is data: Inductor's keys of the code of forward and backward, the values that pass from one to the other, and the
 guards on dynamic sizes. The code itself stays in Inductor's own cache. The file name is a hash of everything that the code depends on:
 the lowered program with the metadata of its nodes, its dynamic sizes, the rank's place, groups and device, the sources of fxshard and of
 torch, and the settings of Inductor. Decision 0036.
@@ -8,8 +8,6 @@ torch, and the settings of Inductor. Decision 0036.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -27,16 +25,14 @@ from fxshard._torch_compat.inductor.inductor import Compiled, without_frames
 from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symbolic
 from fxshard.archive.sizes import read_guard, write_guards
-from fxshard.errors import FileError, FxshardError
-from fxshard.files import Field, atomic_file, make_folder, parse_json, read_bytes, write_json
+from fxshard.files import Field, Readers, parse_json, write_json
 from fxshard.graph.planning_graph import is_getitem
 from fxshard.program.sharded_program import ProgramSize
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.shapes import Guard
 
 log = logging.getLogger("fxshard")
-VERSION = 3
-KIND = f"artefact-v{VERSION}"
+WHAT = "the key of the compiled code"
 NAMESPACES = ("aten", "prims", "fxshard", "_c10d_functional", "quantized_decomposed")
 MODULES = ("_operator", "fxshard")
 """Namespaces and modules of torch's and fxshard's own operators and functions; the code of others may change while the graph does not."""
@@ -55,11 +51,8 @@ class CacheEntry:
     conditions: tuple[str, str] = ("", "")
     guards: tuple[Guard, ...] = ()
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields as plain data."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**plain, "version": VERSION, "guards": write_guards(self.guards)}
+    def to_json(self) -> str:
+        return write_json({**{one.name: getattr(self, one.name) for one in fields(self)}, "guards": write_guards(self.guards)})
 
 
 def file_for(bound: BoundProgram) -> Path | None:
@@ -73,7 +66,7 @@ def file_for(bound: BoundProgram) -> Path | None:
     sizes = repr([(one.name, one.unit, one.example, one.least, one.most, one.uneven) for one in program.sizes])
     guards = [guard.condition for guard in program.guards]
     asked = {"program": program.hash, "values": values, "place": repr(place), "settings": settings, "sizes": sizes, "guards": guards}
-    return disk_cache.file_for(KIND, **asked)
+    return disk_cache.file_for("artefact", **asked)
 
 
 def _node_texts(module: fx.GraphModule) -> list[str] | None:
@@ -120,15 +113,7 @@ def _is_plain(value: Any) -> bool:
 
 def write(path: Path, kept: CacheEntry) -> None:
     """Writes the cache file; warns if that fails."""
-    try:
-        said = kept.fields
-        make_folder(path.parent)
-        with atomic_file(path) as temporary:
-            temporary.write_text(write_json({**said, "digest": _digest(said)}), encoding="utf-8")
-    except FxshardError as error:
-        log.warning("where the compiled code is cannot be kept for the next start: %s (%s)", error.what, path)
-        return
-    disk_cache.evict(path.parent, "artefact-v*.json")
+    disk_cache.write(path, WHAT, kept.to_json)
 
 
 def make_cache_entry(
@@ -146,12 +131,8 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Com
 
     ``sizes``: the dynamic sizes of the program, which the guards name.
     """
-    if not path.exists():
-        return None
-    try:
-        kept = _parse(parse_json(read_bytes(path), str(path)), [one.name for one in sizes])
-    except FileError as error:
-        log.warning("what was compiled is not found by %s and is compiled again: %s", path, error.what)
+    kept = disk_cache.read(path, WHAT, lambda text: _parse(parse_json(text, str(path)), [one.name for one in sizes]))
+    if kept is None:
         return None
     try:
         forward = load_compiled(kept.forward, kept.conditions[0])
@@ -161,21 +142,14 @@ def read(path: Path, sizes: Sequence[ProgramSize] = ()) -> tuple[CacheEntry, Com
         return None
     if forward is None or (kept.backward and backward is None):
         return None  # Inductor's cache was emptied
-    disk_cache.mark_used(path)
     return kept, without_frames(forward), None if backward is None else without_frames(backward)
 
 
 def _parse(root: Field, names: Sequence[str]) -> CacheEntry:
-    root.known((*(one.name for one in fields(CacheEntry)), "version", "digest"))
-    inputs, numbers, written = (root.get(name, lambda f: f.tuple_of(Field.whole)) for name in ("kept_inputs", "numbers", "written"))
-    conditions = root.get("conditions", lambda f: f.items(2))
-    guards = root.get("guards", lambda f: f.tuple_of(lambda one: read_guard(one, names)))
-    ends = root.get("forward", Field.text), root.get("backward", Field.text)
-    kept = CacheEntry(*ends, inputs, numbers, written, (conditions[0].text(), conditions[1].text()), guards)
-    if root.get("digest", Field.text) != _digest({**kept.fields, "version": root.get("version", Field.whole)}):
-        raise root.fail("the file is not as it was written: its digest is another")
-    return kept
-
-
-def _digest(fields: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    readers: Readers = {
+        **{name: Field.text for name in ("forward", "backward")},
+        **{name: lambda f: f.tuple_of(Field.whole) for name in ("kept_inputs", "numbers", "written")},
+        "conditions": lambda f: f.tuple_of(Field.text, 2),
+        "guards": lambda f: f.tuple_of(lambda one: read_guard(one, names)),
+    }
+    return CacheEntry(**root.record(readers))

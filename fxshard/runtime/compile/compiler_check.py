@@ -17,11 +17,9 @@ from pathlib import Path
 
 from fxshard import disk_cache
 from fxshard._torch_compat.inductor import cpp
-from fxshard.errors import FxshardError
-from fxshard.files import atomic_file, make_folder
 
 log = logging.getLogger("fxshard")
-ALL_WORK = "all sets of vector instructions work\n"
+WHAT, ALL_WORK = "what the C++ compiler can do", "all sets of vector instructions work\n"
 _THREADS: list[threading.Thread] = []
 """The threads started in this process; the first checks the compiler."""
 
@@ -34,7 +32,7 @@ def start_compiler_check(cache: bool = True) -> None:
     if _THREADS:
         return
     path = _file() if cache else None
-    if path is not None and path.is_file() and path.read_bytes() == ALL_WORK.encode():
+    if path is not None and disk_cache.read(path, WHAT, bytes) == ALL_WORK.encode():
         cpp.take_answer()
         return
     cpp.import_compiler()
@@ -53,7 +51,7 @@ def _file() -> Path | None:
     asked, folder = cpp.vector_instructions_key(), disk_cache.folder()
     if not asked or folder is None:
         return None
-    return folder / f"compiler-v2-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:40]}.txt"
+    return folder / f"compiler-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:40]}.txt"
 
 
 def _check_compiler(path: Path | None) -> None:
@@ -62,14 +60,8 @@ def _check_compiler(path: Path | None) -> None:
     except Exception as error:  # Inductor's first kernel fails in the same way, and that error has a remedy
         log.debug("the C++ compiler could not be checked ahead: %s", error)
         return
-    if path is None or not all_work:
-        return
-    try:
-        make_folder(path.parent)
-        with atomic_file(path) as temporary:
-            temporary.write_text(ALL_WORK, encoding="utf-8")
-    except FxshardError as error:
-        log.debug("what the C++ compiler can do is not kept for the next start: %s", error.what)
+    if path is not None and all_work:
+        disk_cache.write(path, WHAT, lambda: ALL_WORK)
 
 
 def _precompile() -> None:

@@ -36,7 +36,7 @@ from fxshard.errors import OptionError
 from fxshard.files import check_writable
 from fxshard.mesh.hardware import HARDWARE, Hardware
 from fxshard.mesh.hardware_file import save
-from fxshard.mesh.mesh import Mesh, parse_mesh, preset_of_device
+from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh, preset_of_device
 from fxshard.runtime.groups import gloo_threads
 from fxshard.runtime.groups.local_ranks import wait_for
 from fxshard.runtime.measure.calibration import Calibration, file_rows, report
@@ -116,7 +116,7 @@ def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
         times = measure_collectives(clock, device_mesh)
         for what in _noise_warnings(mesh, times):
             _print_on_first(rank, f"warning: {what}; is other work running here? Measure again, without --quick")
-        hardware = rounded(fit_links(Mesh(_sizes(mesh), hardware), times))
+        hardware = rounded(fit_links(as_mesh(mesh, hardware), times))
         curves, links = (tuple(collective_errors(h, mesh, times)) for h in (hardware, drop_collective_curves(hardware)))
         return Calibration(hardware, _provenance(mesh, device, quick), tuple(op_errors(hardware, ops)), curves, links)
     finally:
@@ -153,10 +153,6 @@ def _base_preset(device: str) -> Hardware:
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-
-
-def _sizes(mesh: Mesh) -> dict[str, int]:
-    return dict(zip(mesh.axis_names, mesh.shape, strict=True))
 
 
 def _print_on_first(rank: int, text: str) -> None:

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.shards import IS_ANY_TRUE, handle_dtensors
-from fxshard.runtime.optim.grad_scaler import sharding_axes
-from fxshard.runtime.ranks.watchdog import watching
+from fxshard.runtime.optim.grad_scaler import agree_on
 
 
 @functools.cache
@@ -28,8 +26,5 @@ def _is_any_true(op: Any, args: Sequence[Any], kwargs: Any) -> torch.Tensor:
     (value,) = args
     assert isinstance(value, DTensor)
     found = value.to_local().any().to(torch.float32)
-    for mesh, axis in sharding_axes([value]):
-        group = mesh.get_group(axis)
-        with watching("tell each other whether a gradient is NaN", group):
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    agree_on(found, [value], "NaN")
     return found > 0

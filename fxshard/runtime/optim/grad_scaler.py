@@ -15,7 +15,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from fxshard._torch_compat.shards import OVERFLOW_CHECK, handle_dtensors
@@ -32,19 +31,19 @@ def _check_and_unscale(op: Any, args: Sequence[Any], kwargs: Any) -> None:
     """Multiplies ``grads`` by ``inverse`` in place; sets ``found``, a float32 scalar, to 1 on all ranks if any entry is not finite."""
     grads, found, inverse = args
     op([grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads], found, inverse)
-    for mesh, axis in sharding_axes(grads):
-        group = mesh.get_group(axis)
-        with watching("tell each other whether a gradient is infinite", group):
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    agree_on(found, grads, "infinite")
 
 
-def sharding_axes(grads: Sequence[Tensor]) -> list[tuple[DeviceMesh, int]]:
-    """The (mesh, axis) pairs over which ranks hold different parts of some gradient; in the same order on all ranks."""
-    found = [
+def agree_on(found: Tensor, grads: Sequence[Tensor], what: str) -> None:
+    """The maximum of ``found`` over all ranks that hold different parts of some gradient, in place; ``what`` a gradient may be."""
+    axes = dict.fromkeys(  # in the same order on all ranks
         (grad.device_mesh, axis)
         for grad in grads
         if isinstance(grad, DTensor)
         for axis, placement in enumerate(grad.placements)
         if not isinstance(placement, Replicate) and grad.device_mesh.size(axis) > 1
-    ]
-    return list(dict.fromkeys(found))
+    )
+    for mesh, axis in axes:
+        group = mesh.get_group(axis)
+        with watching(f"tell each other whether a gradient is {what}", group):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)

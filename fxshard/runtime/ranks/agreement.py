@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from fxshard.errors import FxshardError, OptionError, RunError
+from fxshard.text_table import number_runs
 
 PIECE = 1 << 20  # bytes in one value of the store; a TCPStore takes up to 8 MiB
 GRACE = 10.0  # seconds for steps that do not wait for user code: writing or reading an announced outcome
@@ -71,14 +72,8 @@ def default_group(ranks: Sequence[int] | None = None) -> Group | None:
 
 def name_ranks(ranks: Iterable[int]) -> str:
     """``rank 2`` or ``ranks 0-3, 5``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank{'s' if len(spans) > 1 or ',' in text or '-' in text else ''} {text}"
+    text = ", ".join(number_runs(ranks))
+    return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
 class Meeting:
@@ -263,6 +258,18 @@ class Meeting:
         with self._store() as store:
             for key in keys:
                 store.delete_key(f"{self._base}/{key}")
+
+
+def agree(group: Group, topic: str, note: str, decide: Callable[[dict[int, str]], str | RunError], timeout: float) -> str:
+    """What the lowest rank decides from the notes of all, on all ranks; an error that it decides, or raises, is raised on all."""
+    with Meeting(group, topic, note, timeout) as meeting:
+        if not meeting.leads:
+            return meeting.outcome()
+        outcome = decide(meeting.everyone())
+        if isinstance(outcome, RunError):
+            meeting.refuse(outcome)
+        meeting.decide(outcome)
+        return outcome
 
 
 def _digest(ranks: tuple[int, ...]) -> str:

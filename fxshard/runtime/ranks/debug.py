@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fxshard._torch_compat import TorchDispatchMode, named_arguments
 from fxshard.errors import RunError
 from fxshard.runtime.rank_graph.bind import axis_of_group
-from fxshard.runtime.ranks.agreement import Meeting, default_group, name_ranks
+from fxshard.runtime.ranks.agreement import agree, default_group, name_ranks
 from fxshard.runtime.ranks.heartbeat import Activity
 from fxshard.runtime.ranks.record import kind_of
 
@@ -53,16 +53,11 @@ class CollectiveChecks(TorchDispatchMode):
         if group is None:
             return
         self.count += 1
-        with Meeting(group, "check a collective", text, self.timeout) as meeting:
-            if not meeting.leads:
-                meeting.outcome()
-                return
-            notes = meeting.everyone()
-            if len(set(notes.values())) > 1:
-                meeting.refuse(self._difference(notes))
-            meeting.decide()
+        agree(group, "check a collective", text, self._difference, self.timeout)
 
-    def _difference(self, notes: dict[int, str]) -> RunError:
+    def _difference(self, notes: dict[int, str]) -> RunError | Literal[""]:
+        if len(set(notes.values())) == 1:
+            return ""
         held = {text: name_ranks(r for r in notes if notes[r] == text) for text in notes.values()}
         what = "the ranks are about to issue different collectives: " + "; ".join(f"{ranks}: {text}" for text, ranks in held.items())
         names = self.activity.names()

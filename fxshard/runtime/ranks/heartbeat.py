@@ -95,8 +95,8 @@ class Activity:
 class Heartbeat:
     """This rank's heartbeat in one store, and access to that of the other ranks."""
 
-    def __init__(self, store: Any, rank: int, period: float = PERIOD) -> None:
-        self.store, self.rank, self.period = _connection(store), rank, period
+    def __init__(self, store: Any, rank: int) -> None:
+        self.store, self.rank = _connection(store), rank
         self.base = f"fxshard/life/{self.store.add(f'fxshard/life/starts/{rank}', 1)}"
         self.calls = self.beats = 0
         self.activity: Activity | None = None
@@ -139,10 +139,8 @@ class Heartbeat:
 
     def statuses(self, ranks: Iterable[int]) -> dict[int, RankStatus]:
         """The reports of ``ranks``. Raises RuntimeError if the store is gone."""
-        return {
-            rank: RankStatus(**json.loads(self.store.get(key))) if self.store.check([key]) else RankStatus()
-            for rank, key in self._keys(ranks)
-        }
+        keys = {rank: f"{self.base}/{rank}" for rank in ranks}
+        return {r: RankStatus(**json.loads(self.store.get(key))) if self.store.check([key]) else RankStatus() for r, key in keys.items()}
 
     def settle(self, fault: str = "") -> str:
         """The first fault found on any rank; records ``fault`` if there is none. Raises RuntimeError if the store is gone."""
@@ -160,12 +158,9 @@ class Heartbeat:
     def stop(self) -> None:
         self.stopped.set()
 
-    def _keys(self, ranks: Iterable[int]) -> list[tuple[int, str]]:
-        return [(rank, f"{self.base}/{rank}") for rank in ranks]
-
     def _beat(self) -> None:
         seen, since = (0, 0), time.monotonic()
-        while not self.stopped.wait(self.period):
+        while not self.stopped.wait(PERIOD):
             try:
                 self.write()
             except RuntimeError:  # whoever needs the store reports that it is gone

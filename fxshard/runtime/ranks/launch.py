@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat import FakeTensor
 from fxshard.errors import OptionError, RunError
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, default_group, name_ranks
+from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, agree, default_group, name_ranks
 
 log = logging.getLogger("fxshard")
 ABSENT = "(none)"
@@ -135,16 +135,9 @@ def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, ti
         OptionError: ``ranks`` are not ranks of the process group.
     """
     group = group or default_group(ranks)
-    if group is None:
-        return
-    with Meeting(group, "compare what they run", json.dumps(dict(fields)), timeout) as meeting:
-        if not meeting.leads:
-            meeting.outcome()
-            return
-        error = difference({rank: json.loads(note) for rank, note in meeting.everyone().items()})
-        if error is not None:
-            meeting.refuse(error)
-        meeting.decide()
+    if group is not None:
+        note = json.dumps(dict(fields))
+        agree(group, "compare what they run", note, lambda notes: difference({r: json.loads(n) for r, n in notes.items()}) or "", timeout)
 
 
 def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> str | None:
@@ -152,12 +145,8 @@ def objection(mine: str | None, *, ranks: Sequence[int] | None = None, timeout: 
     group = group or default_group(ranks)
     if group is None:
         return mine
-    with Meeting(group, "agree whether a program serves these sizes", mine or "", timeout) as meeting:
-        if not meeting.leads:
-            return meeting.outcome() or None
-        found = next((said for _, said in sorted(meeting.everyone().items()) if said), "")
-        meeting.decide(found)
-        return found or None
+    topic = "agree whether a program serves these sizes"
+    return agree(group, topic, mine or "", lambda notes: next((said for _, said in sorted(notes.items()) if said), ""), timeout) or None
 
 
 def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> bool:
@@ -165,12 +154,7 @@ def agreed(mine: str, what: str, *, ranks: Sequence[int] | None = None, timeout:
     group = group or default_group(ranks)
     if group is None:
         return True
-    with Meeting(group, what, mine, timeout) as meeting:
-        if not meeting.leads:
-            return meeting.outcome() == SAME
-        same = len(set(meeting.everyone().values())) == 1
-        meeting.decide(SAME if same else "")
-        return same
+    return agree(group, what, mine, lambda notes: SAME if len(set(notes.values())) == 1 else "", timeout) == SAME
 
 
 def difference(notes: Mapping[int, Mapping[str, str]]) -> RunError | None:

@@ -31,7 +31,7 @@ from fxshard.runtime.groups.reduce_scatter import as_issued
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.runtime.ranks.agreement import STORE_LOST_REMEDY, TIMEOUT, name_ranks
 from fxshard.runtime.ranks.debug import CollectiveChecks, debugging
-from fxshard.runtime.ranks.heartbeat import MISSED_BEATS, Activity, Heartbeat, RankStatus, first_line, heartbeat
+from fxshard.runtime.ranks.heartbeat import MISSED_BEATS, PERIOD, Activity, Heartbeat, RankStatus, first_line, heartbeat
 from fxshard.runtime.ranks.launch import mesh_ranks
 
 GRACE = 10.0
@@ -55,7 +55,7 @@ class Watchdog:
         if self.heartbeat is None:
             return
         groups = [bound.device_mesh.get_group(i) for i in range(bound.program.mesh.ndim)]
-        limit = collective_timeout(timeout, self.heartbeat.period)
+        limit = collective_timeout(timeout)
         self.timeouts = [_timeouts(group, bound.device, limit) for group in groups]
         alarm = partial(_abort_stuck_collective, self.heartbeat, self.ranks)
         self.activity = {part: _activity(bound, part, groups, timeout + GRACE, alarm) for part in (FORWARD, BACKWARD)}
@@ -68,9 +68,9 @@ class Watchdog:
         if self.heartbeat is None:
             return function(inputs)
         activity = self.activity[part]
-        if self.debug:
-            function = _checked(function, activity, self.ranks, self.timeout)
-        return watched(self.heartbeat, activity, self.timeouts, self.ranks, function, inputs)
+        checks = CollectiveChecks(activity, self.ranks, self.timeout) if self.debug else contextlib.nullcontext()
+        with watched(self.heartbeat, activity, self.timeouts, self.ranks), checks:
+            return function(inputs)
 
 
 @dataclass(frozen=True)
@@ -82,25 +82,19 @@ class Timeouts:
     usual: timedelta
 
 
-def collective_timeout(timeout: float, period: float) -> float:
+def collective_timeout(timeout: float) -> float:
     """Seconds that a collective may wait, leaving enough of ``timeout`` to find the cause."""
-    return max(timeout / 2, timeout - (MISSED_BEATS + 2) * period)
+    return max(timeout / 2, timeout - (MISSED_BEATS + 2) * PERIOD)
 
 
-def watched(
-    heartbeat: Heartbeat,
-    activity: Activity,
-    timeouts: Sequence[Timeouts],
-    ranks: Sequence[int],
-    function: Callable[[Any], Any],
-    inputs: Any,
-) -> Any:
-    """Runs ``function(inputs)`` while other ranks can see that this one does ``activity``; raises as ``Watchdog.run``."""
+@contextlib.contextmanager
+def watched(heartbeat: Heartbeat, activity: Activity, timeouts: Sequence[Timeouts], ranks: Sequence[int]) -> Iterator[None]:
+    """While the block runs, other ranks can see that this one does ``activity``; raises as ``Watchdog.run``."""
     before = heartbeat.enter(activity)
     for limit in timeouts:
         limit.backend.set_timeout(limit.ours)
     try:
-        return function(inputs)
+        yield
     except BaseException as error:
         fault = _explain(heartbeat, activity, ranks, error)
         if fault is None:
@@ -110,14 +104,6 @@ def watched(
         for limit in timeouts:
             limit.backend.set_timeout(limit.usual)
         heartbeat.leave(before)
-
-
-def _checked(function: Callable[[Any], Any], activity: Activity, ranks: Sequence[int], timeout: float) -> Callable[[Any], Any]:
-    def run(inputs: Any) -> Any:
-        with CollectiveChecks(activity, ranks, timeout):
-            return function(inputs)
-
-    return run
 
 
 @contextlib.contextmanager
@@ -135,20 +121,10 @@ def watching(what: str, group: dist.ProcessGroup | None = None, timeout: float =
         yield
         return
     chosen = group if group is not None else dist.group.WORLD
-    timeouts = [_timeouts(chosen, kind, collective_timeout(timeout, own.period)) for kind in devices_of(chosen)]
+    timeouts = [_timeouts(chosen, kind, collective_timeout(timeout)) for kind in devices_of(chosen)]
     activity, ranks = Activity(what, [chosen]), dist.get_process_group_ranks(chosen)
-    with contextlib.ExitStack() as stack:
-        stack.callback(own.leave, own.enter(activity))
-        for limit in timeouts:
-            limit.backend.set_timeout(limit.ours)
-            stack.callback(limit.backend.set_timeout, limit.usual)
-        try:
-            yield
-        except BaseException as error:
-            fault = _explain(own, activity, ranks, error)
-            if fault is None:
-                raise
-            raise fault from error
+    with watched(own, activity, timeouts, ranks):
+        yield
 
 
 def _timeouts(group: Any, device: torch.device, seconds: float) -> Timeouts:
@@ -228,9 +204,9 @@ def blame(heartbeat: Heartbeat, ranks: Sequence[int]) -> dict[str, str]:
             if told:
                 return _verdict(kind, told)
         silent = {rank: status for rank, status in statuses.items() if status.beat == first[rank].beat}
-        if time.monotonic() - started > MISSED_BEATS * heartbeat.period:
+        if time.monotonic() - started > MISSED_BEATS * PERIOD:
             return _verdict_on_silence(heartbeat, statuses, silent)
-        time.sleep(heartbeat.period / 4)
+        time.sleep(PERIOD / 4)
 
 
 def _verdict_on_silence(heartbeat: Heartbeat, statuses: Mapping[int, RankStatus], silent: Mapping[int, RankStatus]) -> dict[str, str]:

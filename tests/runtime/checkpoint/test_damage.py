@@ -137,7 +137,7 @@ def _zip(folder: Path) -> None:
     [
         (_paths_out, "is at '../elsewhere/secret'"),
         (_zip, "not text|not JSON"),
-        (lambda folder: (folder / "index.json").write_text('{"format": "another"}'), "not the index of a checkpoint"),
+        (lambda folder: (folder / "index.json").write_text('{"format": "another"}'), "not a fxshard checkpoint"),
         (lambda folder: (folder / "index.json").write_text('{"format": "fxshard-checkpoint", "version": 9}'), "version 9"),
         (lambda folder: (folder / ".metadata").unlink(), "no finished checkpoint"),
     ],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +109,6 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, cache_f
         (code_cache, "torch_sources", lambda: ("other sources of torch",)),
         (torch, "__version__", "9.9"),
         (torch, "get_num_threads", lambda: 77),
-        (artefact_cache, "KIND", "artefact-v99"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
@@ -117,7 +116,7 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, cache_f
     for change in (inductor_config.patch(max_fusion_size=3), functorch_config.patch(activation_memory_budget=0.5)):
         with change:
             names.add(artefact_cache.file_for(bound))
-    assert len(names) == 1 + len(others) + 8 and None not in names
+    assert len(names) == 1 + len(others) + 7 and None not in names
     assert artefact_cache.file_for(bound) == same
 
 
@@ -154,7 +153,7 @@ def test_damage_is_said_and_made_good(
     first = step(bound)
     (file,) = cache_folder.iterdir()
     text, code = file.read_text(), cache_folder.parent / "inductor" / "fxgraph"
-    texts = {"cut": text[:30], "foreign": "{}", "changed": json.dumps({**json.loads(text), "kept_inputs": [0]})}
+    texts = {"cut": text[:30], "foreign": "{}", "changed": re.sub('"kept_inputs": .*,', '"kept_inputs": [7],', text)}
     file.write_text(texts.get(damage, text))
     if damage == "no code":
         shutil.rmtree(code)
@@ -164,7 +163,7 @@ def test_damage_is_said_and_made_good(
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert all(map(torch.equal, step(bound), first))
     assert len(compiled) == 2 and file.read_text() == text
-    assert ("is compiled again" in caplog.text) == (damage in texts)
+    assert ("is made again" in caplog.text) == (damage in texts)
     assert all(map(torch.equal, step(bound), first))
     assert len(compiled) == 2, "what was made anew is taken the next time"
 
