@@ -137,8 +137,8 @@ class Session:
         """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
 
         gap: the relative gap that is good enough. deep: solve from scratch where the first solve's results do not reach that gap. If not
-        deep, that happens only where they give no plan, or (for a second or two) where limits leave a gap much larger than the first
-        solve's. budget: None: that of the first solve.
+        deep, that happens only where they give no plan, or where limits leave a gap much larger than the first solve's; it then ends
+        after a second or two. budget: None: that of the first solve.
         """
         budget = self._budget.anew() if budget is None else budget
         for node, mask in allowed.items():

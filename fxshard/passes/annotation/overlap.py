@@ -208,7 +208,7 @@ class Windows:
 
 @lru_cache(maxsize=4096)
 def _full_time(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
-    """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to that."""
+    """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to shards."""
     paths = path_table(shape, itemsize, mesh, ("sum",), time_price(mesh))
     cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(p, Shard) for p in layout)]
     other = paths.index[Layout((Partial("sum") if made else Replicate(),) * mesh.ndim)]

@@ -27,7 +27,7 @@ def verify_graph(graph: PlanningGraph) -> None:
     if placeholders != [i.node for i in graph.inputs]:
         raise TraceError(f"the graph's inputs are {placeholders}, not {[i.node for i in graph.inputs]}", remedy=remedy)
     if len(operands(graph.module.graph.output_node())) != len(graph.outputs):
-        raise TraceError(f"the graph returns other than {[o.name for o in graph.outputs]}", remedy=remedy)
+        raise TraceError(f"the number of the graph's results is not that of its outputs {[o.name for o in graph.outputs]}", remedy=remedy)
     known = {i.name for i in graph.inputs}
     tangents = {o.tangent for o in graph.outputs}
     lost = [i.name for i in graph.inputs_of("tangent") if i.name not in tangents]
@@ -218,5 +218,5 @@ def _check_results(graph: PlanningGraph, plan: ShardingPlan, deferred: bool) -> 
             raise PlanError(f"{end.kind} {end.name} is left pending ({layout})", where=_where(node), remedy=remedy)
         twin = end.tangent or end.name
         if twin in layouts and layout != layouts[twin]:
-            what = f"{end.kind} {end.name} lies as {layout}, {'its tangent' if end.kind == 'output' else 'its input'} as {layouts[twin]}"
+            what = f"{end.kind} {end.name} has layout {layout}, {'its tangent' if end.kind == 'output' else 'its input'} {layouts[twin]}"
             raise PlanError(what, where=_where(node), remedy="plan again")

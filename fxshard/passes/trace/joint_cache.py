@@ -112,7 +112,7 @@ def _node_text(node: fx.Node, tensors: dict[str, Any], modules: ModuleIds) -> st
         case "call_function":
             target = function_name(node.target)
         case "get_attr" if node.target not in tensors:
-            raise NotSerializable(f"an attribute that is no tensor of the model: {node.target}")
+            raise NotSerializable(f"an attribute that is not a tensor of the model: {node.target}")
         case "placeholder" | "get_attr" | "call_method" | "output":
             target = str(node.target)
         case _:
@@ -127,7 +127,7 @@ def _meta(key: str, value: Any, modules: ModuleIds) -> Any:
         return modules.describe(value)
     if key in STORED_META:
         return to_json(value, lambda one: one.name)
-    raise NotSerializable(f"a note on a node: {key}")
+    raise NotSerializable(f"unknown metadata on a node: {key}")
 
 
 def _read(path: Path, mode: FakeTensorMode) -> fx.GraphModule | None:
@@ -137,7 +137,7 @@ def _read(path: Path, mode: FakeTensorMode) -> fx.GraphModule | None:
     try:
         digest, _, text = read_bytes(path).partition(b"\n")
         if hashlib.sha256(text).hexdigest().encode() != digest:
-            raise NotSerializable("its digest is another")
+            raise NotSerializable("its digest does not match")
         found = graph_from_json(json.loads(text), mode)
     except (FxshardError, NotSerializable, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
         log.warning("the traced graph in the cache, %s, is not used and is made again: %s", path, error)

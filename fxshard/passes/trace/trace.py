@@ -213,14 +213,14 @@ def check_call(model: Any, args: Any) -> None:
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
-        raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
+        raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); pass keywords separately")
     for name, module in model.named_modules():
         if getattr(vars(module).get("forward"), "sharded", False):
             what = f"{name or 'the module'} is parallelized already, so that it cannot be planned or parallelized again"
             raise RunError(what, remedy="plan the model before parallelize; for other options build it anew and move weights by state_dict")
         if isinstance(module, WRAPPERS):
             what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
-            raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
+            raise OptionError(what, remedy="give the plain model: fxshard shards it itself; its plan covers data parallelism too")
 
 
 def joint_graph(
@@ -391,7 +391,7 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
         kind, name = _input_of(desc.output.mutated_input, names, paths)
         remedy = "change a copy of it (x = x + 1 rather than x += 1), or detach it first"
         if kind == "parameter":
-            remedy = "change it between calls: within the forward it is refused under .data and no_grad too"
+            remedy = "change it between calls: in the forward this is refused, also under .data and no_grad"
         raise TraceError(f"{name} is changed in place and needs a gradient", remedy=remedy)
     if isinstance(desc, TangentAOTInput):
         return "tangent", f"tangents[{desc.output.idx}]"

@@ -34,7 +34,8 @@ MERGE_PAIRS = 100
 MERGE_ENTRIES = 300_000
 MOST_PAIRS = 5_000
 MOST_ENTRIES = 6_000_000
-"""Merged nodes have at most MERGE_PAIRS states in the first round, and twice as many in each further round."""
+"""The most merge rounds for a target. Merged nodes have at most MERGE_PAIRS states in the first round, and twice as many in each further
+round, up to MOST_PAIRS. A round may let the entries grow by half, at least to MERGE_ENTRIES and at most to MOST_ENTRIES."""
 
 QUICK_WORK = 200_000_000
 """The most work of an elimination that is always done, in table entries."""

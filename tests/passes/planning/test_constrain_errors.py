@@ -76,17 +76,17 @@ def test_pins_on_nodes_with_several_results() -> None:
 
 def test_a_pin_on_a_result_that_is_no_tensor() -> None:
     traced = trace(nn.Conv1d(4, 6, 3), (torch.ones(2, 4, 8),))
-    with pytest.raises(LayoutError, match=r"result 0 of convolution_backward is no tensor(.|\n)*give None in place of 'R'"):
+    with pytest.raises(LayoutError, match=r"result 0 of convolution_backward is not a tensor(.|\n)*give None in place of 'R'"):
         plan_graph(traced, PAIR, Request(pins={"convolution_backward": ("R", None, None)}))
 
 
 def test_a_bad_placement_in_a_layout_by_axis_is_named() -> None:
     by_axis: dict[str, Any] = {"dp": Replicate(), "tp": 5}
     remedy = r"write \{'tp': Shard\(0\)\}"
-    wrong(LayoutError, r"5 on axis 'tp' of input args\[0\] is no placement", remedy, input_layouts=by_axis)
-    wrong(LayoutError, r"'S\(0\)' on axis 'tp' of output outputs\[0\] is no placement", remedy, output_layouts={"tp": "S(0)"})
-    wrong(LayoutError, r"5 on axis 'tp' of 'up.weight' .* is no placement", remedy, pins={"up.weight": by_axis})
-    wrong(ConstraintError, "input_layouts names 'tp', which there is not", "name one of", input_layouts={"args[0]": "RR", "tp": 5})
+    wrong(LayoutError, r"5 on axis 'tp' of input args\[0\] is not a placement", remedy, input_layouts=by_axis)
+    wrong(LayoutError, r"'S\(0\)' on axis 'tp' of output outputs\[0\] is not a placement", remedy, output_layouts={"tp": "S(0)"})
+    wrong(LayoutError, r"5 on axis 'tp' of 'up.weight' .* is not a placement", remedy, pins={"up.weight": by_axis})
+    wrong(ConstraintError, "input_layouts names 'tp', which does not exist", "name one of", input_layouts={"args[0]": "RR", "tp": 5})
     assert planned(input_layouts={"dp": None, "tp": None}).hash == planned().hash
 
 
@@ -210,7 +210,7 @@ def test_memory_limits() -> None:
     whole = {"*.weight": "RR", "*.bias": "RR"}  # the least that all choices take is not told so soon on two axes
     error = wrong(ConstraintError, nothing, least, memory_limit=100, pins=whole, **serving)
     head, titles, _, *heaviest = str(error.where).splitlines()
-    assert head.startswith("mesh dp=2,tp=2; the least found holds most at ") and len(heaviest) == 5 and "shard" in titles
+    assert head.startswith("mesh dp=2,tp=2; the plan that needs the least reaches its peak at ") and len(heaviest) == 5 and "shard" in titles
     assert max(map(len, heaviest)) <= 114 and "layers" not in head and re.search(r"\w+\.py:\d+", head + "".join(heaviest))
     most = sum(planned(PAIR).memory.values())
     assert planned(PAIR, memory_limit=2 * most).objective == planned(PAIR).objective

@@ -318,7 +318,7 @@ def check_draws(joint: fx.GraphModule) -> None:
             raise TraceError(
                 f"{target} draws random numbers that would depend on the mesh",
                 where=source_line(node) or node.name,
-                remedy="use a draw without a generator of its own that fxshard knows (rand, randn, normal, bernoulli, randint, randperm, "
+                remedy="use a random function that fxshard knows, without generator= (rand, randn, normal, bernoulli, randint, randperm, "
                 "multinomial, dropout, uniform_, exponential_ and their like), or draw outside of the model and pass the numbers in",
             )
 

@@ -174,7 +174,7 @@ class RecordedList(list[Any]):
 
 
 class RecordedDict(dict[Any, Any]):
-    """Replaces a dict, as ``RecordedList`` a list; items that were set during the run are known."""
+    """Replaces a dict, as ``RecordedList`` replaces a list. Items that were set during the run are known."""
 
     def __init__(self) -> None:
         super().__init__()
