@@ -57,10 +57,10 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
 def test_equal_of_tensors_with_other_numbers_of_dims() -> None:
     """One place each, and by a glob; an output and an input by the user's names."""
     two = r"^outputs\[1\] \(3 dims\) and up.weight \(2 dims\) cannot have one layout"
-    found = wrong(ConstraintError, two, "as many dims", constraints=[Equal("up.weight", "outputs[1]")])
+    found = wrong(ConstraintError, two, "one Equal for each number of dims", constraints=[Equal("up.weight", "outputs[1]")])
     assert found.where == "Equal('up.weight', 'outputs[1]')"
     several = r"^embed.weight, up.weight and 1 more \(2 dims\) and up.bias \(1 dim\) cannot"
-    wrong(ConstraintError, several, "as many dims", constraints=[Equal("*.weight", "up.bias")])
+    wrong(ConstraintError, several, "one Equal for each number of dims", constraints=[Equal("*.weight", "up.bias")])
 
 
 def test_pins_on_nodes_with_several_results() -> None:
@@ -95,7 +95,7 @@ def test_names_that_match_nothing_have_the_closest_named() -> None:
     wrong(ConstraintError, "pin 'up.wieght' matches no.*did you mean 'up.weight'", some, pins={"up.wieght": "RR"})
     wrong(ConstraintError, r"pin 'layers\.\*' matches no", some, pins={"layers.*": "RR"})
     wrong(
-        ConstraintError, r"input_layouts names 'args\[2\]'.*there is not", r"one of args\[0\], args\[1\]", input_layouts={"args[2]": "RR"}
+        ConstraintError, r"input_layouts names 'args\[2\]'.*does not exist", r"one of args\[0\], args\[1\]", input_layouts={"args[2]": "RR"}
     )
     wrong(ConstraintError, "output_layouts names 'output'", r"one of outputs\[", output_layouts={"output": "RR"})
     wrong(ConstraintError, "input_layouts has 3 layouts for 2 tensors", r"args\[0\], args\[1\]", input_layouts=["RR", None, None])
@@ -229,7 +229,7 @@ def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPat
         raise NoPlanError("the time limit ended the search")
 
     monkeypatch.setattr("fxshard.passes.planning.choose.Session", none_found)
-    wrong(ConstraintError, "no plan was found: the time limit ended", "give time_limit=SECONDS", PAIR, time_limit=1e-3)
+    wrong(ConstraintError, "no plan was found: the time limit ended", "more time .time_limit=SECONDS", PAIR, time_limit=1e-3)
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, "1", float("nan")])
