@@ -183,7 +183,7 @@ def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistributio
     move = next((m for m in moves if m.value == operand.name and m.source in given and m.target == want), None)
     if move is None:
         have = " or ".join(sorted(map(str, given)))
-        raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
+        raise PlanError(f"nothing brings {operand.name} from {have} to {want}, which {reader.name} reads", where=where, remedy="plan again")
     _check_steps(move, operand, given)
 
 

@@ -220,6 +220,7 @@ class _Lowering:
     """Results by the index of their redistribution."""
     collectives: list[ProgramCollective] = field(default_factory=list)
     numbers: dict[str, fx.Node] = field(default_factory=dict)
+    """Results of calls that return no tensor, by name."""
 
     def run(self) -> fx.GraphModule:
         self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}

@@ -89,7 +89,7 @@ def bound_within_limit(free: ShardingPlan) -> float:
     """A lower bound for plans under the memory limit, from the plan without it, in the unit of the objective.
 
     -inf if communication can be hidden: under the limit, a value gathered again in the backward may be hidden where a value gathered once
-    is not, so the problem without the limit is no relaxation.
+    is not, so the problem without the limit is not a relaxation.
     """
     hides = free.certificate.unit == "microseconds" and free.mesh.hardware.overlap > 0
     return -math.inf if hides else free.lower_bound

@@ -147,7 +147,7 @@ def _check_inside(node: fx.Node, source: fx.Node) -> None:
         raise TraceError(
             f"{source.name} is computed on shards in a local_map region and leaves it without a placement",
             where=source_line(source),
-            remedy="pass what the region's function reads as arguments, tensors that it closes over too, and place each result",
+            remedy="pass as arguments all tensors that the region's function reads, also those that it closes over, and place each result",
         )
     if node.target in RANDOM or "c10d" in str(node.target):
         kind = "draws random numbers" if node.target in RANDOM else "communicates"

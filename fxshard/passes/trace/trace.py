@@ -41,7 +41,7 @@ from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph,
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
 from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor, path_name
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, insert_casts, lower_input, lower_parameters, unreduced
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters, insert_casts, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
 from fxshard.passes.trace.fakes.symbols import RETURNED_SIZE, Symbols, fold_sizes
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
@@ -147,9 +147,9 @@ def _capture(
     in_spec = on_cpu(in_spec)
     given = [symbols.fake(path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
     leaves = given
-    masters = {} if precision is None else lower_parameters(fake_model, precision)
+    masters = {} if precision is None else cast_parameters(fake_model, precision)
     if precision is not None:
-        leaves = [lower_input(a, precision) for a in given]
+        leaves = [cast_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not is_bound(a)]
     root, taps = effects.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)

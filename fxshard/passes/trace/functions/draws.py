@@ -256,7 +256,7 @@ def _channels(x: Tensor) -> tuple[int, ...]:
 
 
 def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``dropout_`` from ``dropout``, and its like."""
+    """The in-place variant of a function, such as ``dropout_`` from ``dropout``."""
 
     def replaced(mode: Numbering, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = function(mode, input, *args, **kwargs)

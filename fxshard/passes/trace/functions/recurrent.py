@@ -84,18 +84,18 @@ def _biased(value: Tensor, bias: Tensor | None) -> Tensor:
 @dataclass(frozen=True)
 class Kind:
     """A recurrent operator. ``gates``: their number; ``states``: the number of tensors in its state; ``one_bias``: whether both biases are
-    only added, so that their sum replaces them; ``lowered``: whether autocast casts all arguments rather than the products' operands."""
+    only added, so that their sum replaces them; ``casts_all``: whether autocast casts all arguments rather than the products' operands."""
 
     name: str
     gates: int
     states: int
     step: Step
     one_bias: bool = True
-    lowered: bool = False
+    casts_all: bool = False
 
 
 KINDS = {
-    torch.lstm: Kind("nn.LSTM", 4, 2, lstm_step, lowered=True),
+    torch.lstm: Kind("nn.LSTM", 4, 2, lstm_step, casts_all=True),
     torch.gru: Kind("nn.GRU", 3, 1, gru_step, one_bias=False),
     torch.rnn_tanh: Kind("nn.RNN", 1, 1, rnn_step(torch.tanh)),
     torch.rnn_relu: Kind("nn.RNN", 1, 1, rnn_step(torch.relu)),
@@ -111,7 +111,7 @@ def recurrent(kind: Kind) -> Callable[..., Any]:
         if packed or "batch_sizes" in given:
             raise packed_error(f"the input of {kind.name}")
         with mode:
-            return _layers(mode, kind, **(pytree.tree_map(_lower, given) if kind.lowered else given))
+            return _layers(mode, kind, **(pytree.tree_map(_autocast, given) if kind.casts_all else given))
 
     return traced
 
@@ -173,7 +173,7 @@ def packed_error(what: str) -> TraceError:
     )
 
 
-def _lower(value: Any) -> Any:
+def _autocast(value: Any) -> Any:
     """A tensor cast as autocast would cast it; other values unchanged."""
     if not isinstance(value, Tensor) or not torch.is_autocast_enabled(value.device.type) or value.dtype == torch.float64:
         return value

@@ -37,7 +37,7 @@ class AttributeRecord:
             if isinstance(leaf, SYMBOLIC):
                 self.used |= expression(leaf).free_symbols
 
-    def asked(self, symbol: sympy.Symbol) -> bool:
+    def is_guarded(self, symbol: sympy.Symbol) -> bool:
         """Whether a guard depends on a symbol."""
         return is_settled(symbol, self.env) or any(symbol in expr.free_symbols for expr, _ in noted_guards(self.env))
 

@@ -62,7 +62,7 @@ class TracedHooks:
     """The hooks of one model during its trace, over all attempts.
 
     By key of the hook: ``changing``, those that change Python objects; ``opaque``, those that cannot be traced, with the reason;
-    ``known``, torch's own; ``found``, those that changed objects in this attempt; ``valued``, those that returned a value; ``left_out``,
+    ``of_torch``, torch's own; ``found``, those that changed objects in this attempt; ``valued``, those that returned a value; ``left_out``,
     backward hooks that are not called.
     """
 
@@ -73,7 +73,7 @@ class TracedHooks:
         self.names: dict[int, str] = {}
         self.observed: list[tuple[str, int]] = []
         self.inside: list[int] = []
-        self.known: set[int] = set()
+        self.of_torch: set[int] = set()
         self.found: set[int] = set()
         self.valued: set[int] = set()
         self.seen: list[Any] = []
@@ -159,7 +159,7 @@ class TracedHooks:
         self.names[hook.key] = described(original, name)
         function, seen = hook.call, self.seen
         if getattr(type(function), "__module__", "").startswith(OF_TORCH):
-            self.known.add(hook.key)
+            self.of_torch.add(hook.key)
         begins, ends, notes, returns = (while_capturing(f) for f in self._notes(name, hook.key))
         opaque = hook.key in self.opaque
         observed = self.observe and (opaque or hook.key in self.changing)
@@ -194,7 +194,7 @@ class TracedHooks:
         return noted_changes(self._changed, ASSIGNED, names_of_modules(model))
 
     def _changed(self) -> None:
-        if self.inside and self.inside[-1] not in self.known:
+        if self.inside and self.inside[-1] not in self.of_torch:
             self.found.add(self.inside[-1])
 
     def restart(self) -> None:
