@@ -1,7 +1,7 @@
-"""``python -m bench.generate``: 64 tokens of greedy ``generate()`` on a two-layer Hugging Face Llama, sharded on two gloo ranks, over
-eager on one device; after compiling, interleaved rounds in one run, one thread a rank.
+"""``python -m bench.generate``: the time of 64 tokens of greedy ``generate()`` with a two-layer Hugging Face Llama, sharded over two gloo
+ranks and relative to eager execution on one device. Compiling is not counted. Both run in turns, in one run, with one thread per rank.
 
-``--width`` of the model (default 256), ``--by-heads`` with a cache that is cut by heads, ``--rounds``.
+``--width`` of the model (default 256), ``--by-heads`` shards the cache by heads, ``--rounds``.
 """
 
 from __future__ import annotations

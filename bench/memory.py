@@ -1,8 +1,8 @@
 """Memory predicted and measured, side by side: ``python -m bench.memory [FAMILY ...] [--mesh tp=2] [--plans 2] [--compiled]``.
 
-For each of ``bench.families``, for the solver's plan and random ones, for training and inference: the peak of the plan before it is
-lowered, of the lowered program, of its eager aten execution (storages followed; the allocator watched, which sees what kernels take
-too), and with ``--compiled`` of Inductor's.
+Each row is one of ``bench.families`` with the solver's plan or a random one, in training or inference. Columns are the peaks of the plan
+before lowering, of the lowered program, of its eager execution (by tracked storages; by the allocator, which includes allocations inside
+kernels), and with ``--compiled`` of Inductor's code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT = ("perceptron", "convolutions", "llama")
 
 
 def rows(name: str, mesh_text: str, plans: int, compiled: bool) -> Iterator[tuple[Any, ...]]:
-    """Bytes as measured by following storages, the others in proportion to it."""
+    """The measured bytes (by tracked storages), and the other peaks as ratios to them."""
     model, args, kwargs = make(name, torch.float32)
     mesh = parse_mesh(mesh_text)
     for train in (True, False):
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", default=DEFAULT, metavar="FAMILY")
     parser.add_argument("--mesh", default="tp=2")
     parser.add_argument("--plans", type=int, default=2, help="random plans for each (default: 2)")
-    parser.add_argument("--compiled", action="store_true", help="by Inductor too, which takes minutes")
+    parser.add_argument("--compiled", action="store_true", help="measure Inductor's code too, which takes minutes")
     options = parser.parse_args()
     table = [row for name in options.families for row in rows(name, options.mesh, options.plans, options.compiled)]
     print(tabulate(table, headers=HEADERS[: len(table[0])], disable_numparse=range(4, len(table[0]))))

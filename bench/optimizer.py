@@ -1,7 +1,8 @@
-"""``python -m bench.optimizer``: an optimiser's step on a parallelized model, over the same on plain shards of the same sizes.
+"""``python -m bench.optimizer``: the time of an optimiser's step on a parallelized model, relative to the same step on plain tensors of the
+shards' sizes.
 
-A Llama of four layers in Megatron's layouts on rank 0 of two; torch's fake process group, no communication takes part. Medians
-of steps that take turns, in an order that changes.
+A Llama of four layers in Megatron's layouts, on rank 0 of two. torch's fake process group stands for the other rank, so there is no
+communication. Medians of steps that take turns, in varying order.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measured(width: int, kind: type[optim.Optimizer], steps: int) -> tuple[float, ...]:
-    """Milliseconds of a step on the parallelized model, on plain shards, on DTensors of others'; two ratios to plain shards."""
+    """Milliseconds of a step on the parallelized model, on plain shards, and on DTensors that ``parallelize`` did not make; the ratios of
+    the first and third to the second."""
     ours = parallelized(width)
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
     plain = [nn.Parameter(p.to_local().detach().clone()) for p in ours]

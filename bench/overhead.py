@@ -1,11 +1,10 @@
-"""``python -m bench.overhead``: microseconds of small calls beside the same without fxshard, interleaved medians in one run.
+"""``python -m bench.overhead``: microseconds of small calls with and without fxshard: medians of calls that take turns in one run.
 
 One process; torch's ``fake`` process group, whose collectives return at once, stands for the other rank.
 
-- A layer of two 8x8 products, cut as Megatron does, forward and backward: the parallelized module over the same local products compiled by
-  torch, with the same two all-reduces as functional collectives and without any.
-- One addmm: the bound program called on local tensors over eager DTensor; through ``torch.compile`` with the backend over compiled
-  plain torch.
+- A layer of two 8x8 products, sharded as in Megatron, forward and backward: the parallelized module relative to the same local products
+compiled by torch, once with the same two all-reduces as functional collectives and once without.
+- One addmm: the bound program on local tensors relative to eager DTensor; the backend under ``torch.compile`` relative to torch's own.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Layer(nn.Module):
 
 
 class Summed(torch.autograd.Function):
-    """An all-reduce whose gradient is passed through, and the other way round: Megatron's f and g."""
+    """An all-reduce whose gradient passes unchanged, or an identity whose gradient is all-reduced: Megatron's g and f."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any, now: bool) -> Tensor:
@@ -120,7 +119,7 @@ def addmm_ways(mesh: DeviceMesh) -> Mapping[str, Callable[[], Any]]:
 
 
 def medians(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds a call, each way in turn."""
+    """Microseconds per call; the ways take turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for call in ways.values():
         for _ in range(CALLS):

@@ -1,7 +1,9 @@
-"""How long a question takes beside the first solve: ``python bench/questions.py [FILE.py:FACTORY] [--mesh ...] [--hardware ...]``.
+"""The time of a question to a plan, relative to the first solve: ``python bench/questions.py [FILE.py:FACTORY] [--mesh ...] [--hardware
+...]``.
 
-Processor time of this process. The first solve is that of `fxshard.plan` (the messages and cases of the whole graph); a question pins one
-value to one layout and solves again, then a plan is written and compared. Names are drawn at random, half of them parameters.
+Processor time of this process. The first solve is that of `fxshard.plan` (messages, and branch and bound, of the whole graph). A question
+pins one value to one layout, solves again, makes a plan of the answer and compares it with the first. The values are drawn at random; half
+of them are parameters.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def main() -> None:
 
 
 def _first_solve(plan: fxshard.ShardingPlan) -> float:
-    """Seconds, formulation aside."""
+    """Seconds, without the formulation."""
     origin = plan.origin
     assert isinstance(origin, Origin)
     annotated, constraints = origin.annotated, origin.constraints
@@ -74,7 +76,7 @@ def _names(plan: fxshard.ShardingPlan, count: int, rng: random.Random) -> list[s
 
 
 def _layouts(plan: fxshard.ShardingPlan, name: str) -> list[fxshard.Layout]:
-    """Layouts that the value could have, other than its own."""
+    """The possible layouts of the value, except its own."""
     assert isinstance(plan.origin, Origin)
     value = plan.origin.value(name)
     return [layout for layout in dict.fromkeys(value.layouts) if layout != plan.layout_of(name)] or [plan.layout_of(name)]

@@ -1,10 +1,10 @@
-"""Random numbers, compiled: fxshard's draws on a mesh of one beside torch's own, forward and backward, on one thread.
+"""Random numbers, compiled: fxshard's draws on a mesh of one rank compared with torch's own, forward and backward, on one thread.
 
     python -m bench.random [--size N] [--repeats N] [--device cpu|cuda]
 
-Each row is a function of a matrix (size x size, float32), compiled by Inductor as torch has it and through ``backend="fxshard"``. Times are
-medians of calls that take turns, the ratio is ours over torch's in each turn, its median; compiling is the first call of each, without
-caches. ``x * 2`` is the floor: what a step costs that draws nothing.
+Each row is a function of a matrix (size x size, float32), compiled by Inductor directly and through ``backend="fxshard"``. Times are
+medians of calls that take turns. The ratio is the median over the turns of fxshard's time over torch's. The compile time is that of the
+first call, without caches. ``x * 2`` draws nothing: its time is the fixed cost of a step.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _forward(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Ca
 
 
 def _turns(calls: list[Callable[[], Any]], x: torch.Tensor, repeats: int) -> list[list[float]]:
-    """Seconds of each call, turn by turn."""
+    """Seconds of each call, in turns."""
     turns = [[_seconds(call, x) for call in calls] for _ in range(repeats)]
     return [list(column) for column in zip(*turns, strict=True)]
 

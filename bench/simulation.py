@@ -1,4 +1,5 @@
-"""``python -m bench.simulation``: the demo's step (forward and backward) simulated on a mesh, over the single-device eager step.
+"""``python -m bench.simulation``: the time of the demo's step (forward and backward) simulated on a mesh, relative to an eager step on one
+device.
 
 The mesh's ranks share one thread. Medians of steps that take turns.
 """
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def steps(mesh: str, dtype: torch.dtype, reduction: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """(the eager step of one device, the simulated one), as the demo plans it."""
+    """(the eager step on one device, the simulated step with the demo's plan)."""
     model = llama().to(dtype)
     tokens, targets = next(iter(batches(corpus(), 1)))
     graph = trace(model, (tokens, targets))
@@ -64,7 +65,7 @@ def steps(mesh: str, dtype: torch.dtype, reduction: str) -> tuple[Callable[[], A
 
 
 def in_turns(functions: list[Callable[[], Any]], count: int) -> list[float]:
-    """Median seconds of each, after one call that is not counted."""
+    """Median seconds of each, after one call for warming up."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(count + 1):
         for function, own in zip(functions, times, strict=True):

@@ -1,9 +1,9 @@
-"""``python -m bench.wire``: bytes that gloo ranks put on the loopback device in a step, over what the plan says that they send.
+"""``python -m bench.wire``: bytes that gloo ranks send over the loopback device in a step, relative to the bytes that the plan predicts.
 
-Each collective alone, then steps of a small Llama under several layouts; two ranks, or as many as ``--ranks`` says. The kernel counts
-(``/proc/net/dev``, Linux), so that nothing else may talk over the loopback device meanwhile; the least of several rounds counts, less
-a barrier. Headers of TCP are in it. Predicted are the ring forms (docs/hardware.md). gloo's own reduce-scatter reduces everything
-everywhere, and sends as much as an all-reduce: the row stands for comparison, programs do without it.
+Each collective alone, then steps of a small Llama in several layouts, on two ranks or on ``--ranks``. The kernel counts the bytes
+(``/proc/net/dev``, Linux), TCP headers included, so nothing else may use the loopback device meanwhile. The minimum of several rounds
+counts, less that of a barrier. The prediction is that of ring algorithms (docs/hardware.md). gloo's own reduce-scatter reduces the whole
+tensor on every rank and sends as much as an all-reduce; its row is for comparison, because programs do not use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 ROUNDS, STEPS = 5, 10
 FLOATS = 1 << 18
-"""Elements of the buffers of single collectives, float32: a MiB."""
+"""Elements of the buffer of a single collective: 1 MiB of float32."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def rank_main(rank: int, ranks: int, store: str, hardware: str) -> None:
 
 
 def _counted(step: Callable[[], Any]) -> int:
-    """Bytes that the loopback device sent in ``STEPS`` steps of all ranks, beyond those of the two barriers around them."""
+    """Bytes sent over the loopback device in ``STEPS`` steps of all ranks, without those of the two barriers around them."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -81,11 +81,11 @@ def _loopback() -> int:
         name, _, figures = line.partition(":")
         if name.strip() == "lo":
             return int(figures.split()[8])
-    raise SystemExit("there is no loopback device to count: this bench needs Linux")
+    raise SystemExit("/proc/net/dev has no loopback device: this bench needs Linux")
 
 
 def _collectives(mesh: Any) -> Iterator[tuple[str, Callable[[], Any], int]]:
-    """(name, call, predicted bytes) of each kind, by the calls that programs make."""
+    """(name, call, predicted bytes) of each kind of collective, with the calls that programs make."""
     import torch
 
     from fxshard.runtime.groups.reduce_scatter import reduce_scatter

@@ -1,4 +1,4 @@
-"""An operator of your own in a sharded model: its backward, its shapes, its rules; then a plan, checked in one process.
+"""An operator of your own in a sharded model, with its backward, shapes and rules; then a plan, checked in one process.
 
 python examples/custom_operator.py
 """
@@ -13,7 +13,7 @@ import fxshard
 
 @torch.library.custom_op("example::gate", mutates_args=())
 def gate(x: Tensor, scale: Tensor) -> Tensor:
-    """sigmoid(x) scale, for x [batch, length, hidden] and scale [hidden]: think of a kernel of yours in its place."""
+    """sigmoid(x) * scale, for x [batch, length, hidden] and scale [hidden]. It stands for a kernel of yours."""
     return torch.sigmoid(x) * scale
 
 
@@ -24,7 +24,7 @@ def gate_backward(grad: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, Tenso
     return grad * scale * s * (1 - s), (grad * s).sum((0, 1))
 
 
-# What torch needs: the shapes of results, which planning asks for, and the way back.
+# torch needs the shapes of results, which planning uses, and the backward.
 gate.register_fake(lambda x, scale: torch.empty_like(x))
 gate_backward.register_fake(lambda grad, x, scale: (torch.empty_like(x), torch.empty_like(scale)))
 gate.register_autograd(
@@ -32,7 +32,8 @@ gate.register_autograd(
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
-# What fxshard needs: which dims belong together. A letter that the result lacks leaves it a sum over ranks: scale's gradient.
+# fxshard needs to know which dims are sharded together. If a letter that the result lacks is sharded, as for scale's gradient, ranks hold
+# partial sums.
 fxshard.register_rule("example::gate", "b s h, h -> b s h")
 fxshard.register_rule("example::gate_backward", "b s h, b s h, h -> b s h, h")
 
@@ -60,7 +61,7 @@ def main() -> None:
     assert model.scale.grad is not None
     torch.testing.assert_close(result.outputs, want.detach())
     torch.testing.assert_close(result.grads["scale"], model.scale.grad)
-    print(f"{mesh.size} ranks give what one device gives, with {len(result.collectives)} collectives")
+    print(f"{mesh.size} ranks compute the same as one device, with {len(result.collectives)} collectives")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Llama in plain PyTorch: RoPE, grouped-query attention, SwiGLU, RMSNorm; the loss inside when targets are given."""
+"""A Llama in plain PyTorch: RoPE, grouped-query attention, SwiGLU, RMSNorm; with targets it returns the loss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LlamaConfig:
 
 
 def rope_tables(length: int, config: LlamaConfig, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_dim] of each position's rotation, in the dtype of ``like``."""
+    """Cosines and sines of each position's rotation, both [length, head_dim], in the dtype of ``like``."""
     exponents = torch.arange(0, config.head_dim, 2, device=like.device, dtype=torch.float32) / config.head_dim
     positions = torch.arange(length, device=like.device, dtype=torch.float32)
     angles = positions[:, None] * (config.rope_base**-exponents)[None, :]

@@ -1,4 +1,4 @@
-"""A model of the shape of Llama 3 8B, on meta: planned on a laptop, without weights in memory.
+"""A model with the shape of Llama 3 8B, on meta: you can plan it on a laptop, without weights in memory.
 
 fxshard plan examples/llama3_8b.py:training --mesh dp=8,tp=8 --hardware h100 -o llama3_8b.json
 fxshard inspect llama3_8b.json --collectives

@@ -1,4 +1,4 @@
-"""The front door: composition of passes and runtime, nothing else."""
+"""The public functions: each composes passes and the runtime, and does nothing else."""
 
 from __future__ import annotations
 
@@ -60,42 +60,43 @@ def plan(
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
-    The pieces of one norm or softmax are decided together: the certificate speaks of plans in which they read a value in one layout.
-    Needs no process group, no GPU and no weights in memory (a model on meta will do).
+    Needs no process group, no GPU and no weights in memory (a model on meta will do). A norm or softmax is traced as several operators,
+    which are planned as one unit: the certificate covers only plans in which all of them read a value in the same layout.
 
     Args:
-        input_layouts: layouts of tensor inputs: one for all, a sequence in order (None: free), or a mapping by name
-            (``"args[0]"``, ``"kwargs['mask']"``). Free where not given.
-        output_layouts: likewise for outputs (``"outputs[0]"``).
-        pins: layouts by name or glob of parameters, buffers, inputs, outputs, submodules (what they return) or graph nodes (of
-            those with several results a tuple, None where free); or a (partial) ShardingPlan.
-        memory_limit: bytes per device (``"80GB"``, ``"64GiB"`` or a number) at any time for parameters, their optimiser's state,
-            gradients, what the backward needs, values in further layouts, and what operators and redistributions take while they
-            run; ``plan.memory`` has it by kind at its peak. It holds at the largest sizes that dynamic dims may have
-            (``Dim("batch", max=64)``); of a dim without ``max`` ``plan.holds_up_to()`` says how far.
+        input_layouts: layouts of tensor inputs: one for all, a sequence in order, or a mapping by name (``"args[0]"``,
+            ``"kwargs['mask']"``). The solver chooses those that are not given or None.
+        output_layouts: the same for outputs (``"outputs[0]"``).
+        pins: a mapping from names or globs to layouts, or a ShardingPlan, which may be partial. Names are those of parameters, buffers,
+            inputs, outputs, submodules (for what they return) and graph nodes. A submodule or node with several results takes a tuple,
+            with None for results that the solver places.
+        memory_limit: most bytes on a device at any time (a number, ``"80GB"`` or ``"64GiB"``). Counts parameters, the optimiser's state,
+            gradients, values saved for the backward, copies of values in other layouts, and the workspace of operators and
+            redistributions; ``plan.memory`` gives the peak by kind. The limit holds up to the largest sizes of dynamic dims
+            (``Dim("batch", max=64)``); for a dim without ``max``, ``plan.holds_up_to()`` says how far.
         objective: ``"time"`` (microseconds) or ``"communication"`` (bytes sent per rank).
-        time_limit: seconds for the solver; a plan cut by it says so (``plan.certificate.cut``). Tracing, and compiling the solver's loops
-            once after installing, do not count; where nothing fits, five more may go by to say why.
+        time_limit: seconds for the solver; ``plan.certificate.cut`` says whether the limit cut the search short. Tracing does not count,
+            nor does compiling the solver's loops, once after installation. If no plan fits, finding out why may take five seconds more.
         dump: folder for one readable file per pass.
-        constraints: ``Pin``, ``Equal``, ``Forbid`` and ``Communication``, as many as needed, beside the above.
-        optimizer: whose state counts as memory beside the parameters: ``"none"``, ``"sgd"``, ``"sgd_momentum"``, ``"adamw"``, ...,
-            a class of ``torch.optim`` or an optimizer of one, or a ``fxshard.Optimizer`` with the dtype of its state.
-        cache: whether a plan that was made before, for the same of all this, is taken from disk, and this one kept there
-            (``FXSHARD_CACHE_DIR`` says where, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` is cache=False for all).
+        constraints: any number of ``Pin``, ``Equal``, ``Forbid`` and ``Communication``, in addition to the arguments above.
+        optimizer: the optimiser whose state counts as memory: ``"none"``, ``"sgd"``, ``"sgd_momentum"``, ``"adamw"``, ..., a class or
+            instance of ``torch.optim``, or a ``fxshard.Optimizer``, which also gives the dtype of the state.
+        cache: whether to use a plan that an earlier call with equal arguments stored on disk, and to store this one. The folder is
+            ``FXSHARD_CACHE_DIR``, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` switches the cache off for all calls.
         mixed_precision: dtypes in which to compute and to reduce gradients; parameters and gradients keep theirs.
-        dynamic_shapes: dims whose sizes may change, as ``torch.export`` takes them, or by path:
-            ``{"args[0]": {0: Dim("batch"), 1: "seq"}}``; beside those that ``mark_dynamic`` marked. The plan is chosen at the example's
-            sizes, of placements that are legal at others too; ``plan.at(batch=4)`` says what it costs elsewhere
+        dynamic_shapes: dims whose sizes may change, in the form of ``torch.export`` or by path:
+            ``{"args[0]": {0: Dim("batch"), 1: "seq"}}``. Dims marked by ``mark_dynamic`` are dynamic too. The plan is optimised for the
+            example's sizes, but uses only placements that are legal at other sizes too; ``plan.at(batch=4)`` gives its cost there
             (docs/dynamic-shapes.md).
-        example_sizes: sizes of the dynamic dims at which the plan is to be good: its objective is then the mean of those there.
-            Tuples in the order of the dims, or mappings by name, ``[(8, 2048), (64, 1)]``; or pairs with weights, ``[((8, 2048), 3),
-            ((64, 1), 1)]``.
+        example_sizes: sizes of the dynamic dims over which the objective is averaged, in place of the example's: tuples in the order of
+            the dims or mappings by name, ``[(8, 2048), (64, 1)]``, or pairs of sizes and a weight, ``[((8, 2048), 3), ((64, 1), 1)]``.
 
-    The plan knows what made it: ``plan.explain(name)`` says what other layouts would cost. Copies and files of it do not.
+    The plan keeps what it was made from, so that ``plan.explain(name)`` can say what other layouts would cost. Copies of it and plans read
+    from files cannot.
 
     Raises:
-        TraceError: the model is not one graph. ConstraintError: a name matches nothing, or constraints contradict.
-        LayoutError: a layout that cannot be. SizesError: sizes for which the plan could not be.
+        TraceError: the model cannot be traced to one graph. ConstraintError: a name matches nothing, or constraints contradict each other.
+        LayoutError: an invalid layout. SizesError: no plan serves the sizes of the dynamic dims.
     """
     check_call(model, example_args)
     check_pins(pins)
@@ -129,9 +130,9 @@ _make_plan = plan
 
 
 def diff(before: ShardingPlan, after: ShardingPlan) -> Comparison:
-    """What ``after`` decides otherwise than ``before``: layouts, redistributions, collectives, objective and memory.
+    """The differences between two plans: layouts, redistributions, collectives, objective and memory.
 
-    Nodes are compared by name, so that plans of different graphs can be too. ``print(diff(a, b))`` is short for equal plans.
+    Nodes are matched by name, so plans of different graphs can be compared too. ``print(diff(a, b))`` is short for equal plans.
     """
     check_plan(before)
     check_plan(after)
@@ -149,11 +150,11 @@ def lower(
     mixed_precision: MixedPrecision | None = None,
     dynamic_shapes: Any = None,
 ) -> ShardedProgram:
-    """``model`` lowered by ``plan``; raises PlanError when the plan is for another model, shape or mode.
+    """``model`` lowered by ``plan``; raises PlanError if the plan is for another model, shape or mode.
 
-    ``without``: names of passes after lowering to leave out; ``program.effects`` has what each did (docs/after-lowering.md).
-    ``rng``: whose random numbers: ``"fxshard"``'s do not depend on the mesh; with ``"torch"`` each shard has its own, by torch's generator.
-    ``mixed_precision``, ``dynamic_shapes``: those that the plan was made with; with the latter the program is for all their sizes.
+    ``without``: names of passes after lowering to leave out; ``program.effects`` says what each pass did (docs/after-lowering.md).
+    ``rng``: with ``"fxshard"``, random numbers do not depend on the mesh; with ``"torch"``, torch's generator draws each shard separately.
+    ``mixed_precision``, ``dynamic_shapes``: as the plan was made with; the program serves all sizes of the dynamic dims.
     """
     check_call(model, example_args)
     check_plan(plan)
@@ -183,16 +184,16 @@ def export(
     even: bool = False,
     example_sizes: Any = None,
 ) -> ExportedProgram:
-    """``model`` for inference on ``mesh``, ahead of time: lowered, with its plan and weights, one program for all ranks.
+    """Plans and lowers ``model`` for inference on ``mesh``, ahead of time: one program for all ranks, with its plan and weights.
 
-    Needs no process group. Plain inputs start replicated and outputs return replicated unless layouts say otherwise.
-    ``program.save("m.pt2")`` writes it, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
+    Needs no process group. Inputs and outputs are replicated unless layouts are given for them.
+    ``program.save("m.pt2")`` writes the program, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
 
-    ``dynamic_shapes``: dims whose sizes may change, as in ``plan``; others have those of the example. The program serves all their sizes,
-    odd ones too, by one graph for all ranks; ``even``: sizes alone that the mesh cuts evenly, which takes fewer copies. So is a program
-    of a ``plan`` that is given; ``program.refuses`` says which sizes it does not serve.
-    ``rng`` and ``without`` as in ``lower``. Other arguments, ``example_sizes`` too, and errors as ``plan``; a ``plan`` must be for
-    inference (``train=False``), and stands alone: layouts, pins and limits beside it are an OptionError.
+    ``dynamic_shapes``: dims whose sizes may change, as in ``plan``; all other dims keep the example's size. One graph for all ranks then
+    serves all sizes, odd ones too. With ``even`` it serves even sizes only, which needs fewer copies, and so it does if a ``plan`` is
+    given; ``program.refuses(sizes)`` says why it does not serve some sizes.
+    ``rng`` and ``without`` are those of ``lower``, all other arguments and errors those of ``plan``. A ``plan`` must be for inference
+    (``train=False``); layouts, pins, limits or ``example_sizes`` beside it raise OptionError.
     """
     check_call(model, example_args)
     check_pins(pins)
@@ -219,7 +220,7 @@ def export(
         sampled=weighted_sizes(example_sizes, dims),
     )
     if even and not request.dynamic:
-        raise OptionError("even=True is said of dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
+        raise OptionError("even=True is for dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
     if plan is not None:
         check_plan(plan, mesh)
         if plan.train:
@@ -257,17 +258,17 @@ class Simulate:
             plan: the plan to run; for a model without one, ``mesh`` must be given and a training plan is made.
             tangents: gradients of the outputs, in their structure; ones by default.
             weights: parameters and buffers by name, for a program that does not carry its own.
-            reduction: the order in which ranks are added up: ``"exact"`` (rank order), ``"gloo"`` or ``"nccl"`` (their rings), in the
-                tensors' dtype.
-            rng, mixed_precision: as in ``lower``, for a model; a program says them itself.
+            reduction: the order in which the ranks' tensors are added, in their dtype: ``"exact"`` (rank order), ``"gloo"`` or ``"nccl"``
+                (the order of their rings).
+            rng, mixed_precision: for a model, as in ``lower``; a program has its own.
 
         Returns:
             ``.outputs``, ``.grads`` (by parameter name, for a training plan), ``.mutations`` and ``.collectives``; tensors are global.
-            ``.ranks`` has each rank's own part of them by name.
+            ``.ranks`` gives each rank's local tensors by name.
 
         Raises:
-            OptionError: an option that cannot be, or a mesh of more than 64 ranks. RunError: ranks that issue different collectives,
-            replicas that differ, tensors unlike those of the example or without memory.
+            OptionError: an invalid option, or a mesh of more than 64 ranks. RunError: ranks that issue different collectives, replicas
+            that differ, tensors of other shapes or dtypes than the example's, or tensors without memory.
         """
         check_reduction(reduction)
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
@@ -279,7 +280,7 @@ class Simulate:
         return replace(simulation, outputs=returned_by_model(simulation.outputs, args, kwargs, simulation.mutations))
 
     def shard(self, value: torch.Tensor, layout: Layout | str, mesh: Mesh | DeviceMesh) -> RankValues:
-        """What each rank of ``mesh`` holds of the global tensor ``value`` in ``layout`` (``"S(0)R"``). Replicas share memory."""
+        """The part of the global tensor ``value`` that each rank of ``mesh`` holds in ``layout`` (``"S(0)R"``). Replicas share memory."""
         return shard(value, layout, simulated_mesh(mesh))
 
     def coordinates(self, mesh: Mesh | DeviceMesh) -> RankValues:
@@ -287,10 +288,10 @@ class Simulate:
         return coordinates(simulated_mesh(mesh))
 
     def per_rank(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, run once a rank where its arguments hold ``RankValues``, on that rank's values; a decorator as well.
+        """Wraps ``function`` to run once per rank, on that rank's values, if its arguments contain ``RankValues``. Usable as a decorator.
 
-        It must have no side effects and communicate with nobody. What it returns comes as ``RankValues`` in the same structure; without
-        RankValues among its arguments it runs once, as it is. Raises RunError naming the rank when it fails on one.
+        It must not have side effects or communicate. The leaves of its result become ``RankValues``; without RankValues among its
+        arguments it runs once, unchanged. Raises RunError, naming the rank, when it fails on one.
         """
         return per_rank(function)
 
@@ -299,7 +300,7 @@ simulate = Simulate()
 
 
 def _graph_of(plan: ShardingPlan) -> PlanningGraph | None:
-    """The graph that ``fxshard.plan`` made a plan for; None of a plan that was read or copied."""
+    """The graph that ``fxshard.plan`` made a plan for; None for a plan that was read from a file or copied."""
     return plan.origin.annotated.graph if isinstance(plan.origin, Origin) else None
 
 
@@ -312,7 +313,7 @@ def _lowered(
     rng: str | None,
     precision: MixedPrecision | None,
 ) -> ShardedProgram:
-    """The program to simulate: ``source`` itself, or lowered by ``plan``, or by one that is made for ``mesh``."""
+    """The program to simulate: ``source`` itself, or the model lowered by ``plan`` or by a plan made for ``mesh``."""
     if isinstance(source, nn.Module):
         if plan is None and mesh is None:
             raise OptionError("simulating a model takes a plan or a mesh", remedy="pass plan=fxshard.plan(...) or mesh=fxshard.Mesh(...)")
@@ -321,13 +322,13 @@ def _lowered(
             plan = _make_plan(source, args, simulated_mesh(mesh), kwargs, mixed_precision=precision)
         check_plan(plan, mesh)
         graph = _graph_of(plan)
-        if graph is not None and graph.family is not None:  # a plan for dynamic dims has its graph for all of their sizes
+        if graph is not None and graph.family is not None:  # traced for all sizes of its dynamic dims
             return _lowered_for(graph, plan, args, kwargs, rng or GENERATORS[0])
         return lower(source, args, plan, kwargs, rng=rng or GENERATORS[0], mixed_precision=precision)
     if not isinstance(source, ShardedProgram):
         raise OptionError(f"cannot simulate {a_kind(source)}", remedy="pass an nn.Module or a ShardedProgram")
     if rng is not None:
-        raise OptionError("a program says whose random numbers it draws, so that rng would be ignored", remedy="leave rng out")
+        raise OptionError("a program has its source of random numbers already, so that rng would be ignored", remedy="leave rng out")
     if precision is not None:
         raise OptionError("a program has its casts already, so that mixed_precision would be ignored", remedy="give it to fxshard.lower")
     if plan is not None:
@@ -339,7 +340,7 @@ def _lowered(
 def _lowered_for(
     graph: PlanningGraph, plan: ShardingPlan, args: Sequence[Any], kwargs: Mapping[str, Any] | None, rng: str
 ) -> ShardedProgram:
-    """The program of a plan for dynamic dims: for sizes that it cuts evenly, or for shards of unequal lengths where the call has others."""
+    """The program of a plan for dynamic dims: for even sizes, or, if a size of the call is odd, for shards of unequal lengths."""
     program = lower_plan(graph, plan, rng=rng)
     sizes = sizes_of_call(program, args, kwargs)
     if all(sizes[one.name] % one.unit == 0 for one in program.sizes):

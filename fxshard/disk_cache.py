@@ -71,7 +71,7 @@ def file_for(kind: str, **asked: Any) -> Path | None:
 
 @lru_cache(maxsize=1)
 def _versions() -> dict[str, str]:
-    """What the solver calculates with."""
+    """Versions of the packages that the solver computes with."""
     return {name: version(name) for name in ("numpy", "numba", "highspy")}
 
 
@@ -91,7 +91,7 @@ def evict(place: Path, names: str) -> None:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Digest of fxshard's own source: a version number stays the same while code is worked on."""
+    """Digest of fxshard's own source, since a version number does not change with each edit."""
     package = Path(__file__).parents[0]
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -100,7 +100,7 @@ def code_digest() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` as lists and plain values that are the same for equal ones; raises TypeError for what has no such form."""
+    """``value`` as nested lists of plain values, equal for equal values; raises TypeError for a value without such a form."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (Layout, torch.dtype)):
@@ -120,4 +120,4 @@ def _plain(value: Any) -> Any:
         return ["set", *sorted(map(_plain, value), key=repr)]
     if isinstance(value, Sequence):
         return [_plain(one) for one in value]
-    raise TypeError(f"a {type(value).__name__} has no text of its own")
+    raise TypeError(f"a {type(value).__name__} has no text form")

@@ -29,13 +29,13 @@ class FxshardError(Exception):
 
 
 def closest(name: object, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` with the likest of ``known``, nothing where none is like ``name``."""
+    """``; did you mean 'x'?`` with the most similar of ``known``; empty if none is similar to ``name``."""
     close = difflib.get_close_matches(str(name), list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def a_kind(value: object) -> str:
-    """What a value is, in words: ``a list``, ``an Equal``, ``None``."""
+    """The type of a value in words: ``a list``, ``an Equal``, ``None``."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -46,7 +46,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 class LayoutError(FxshardError):
-    """A layout that cannot be: unknown axis, dim out of range, wrong length."""
+    """An invalid layout: unknown axis, dim out of range, wrong length."""
 
 
 class OptionError(FxshardError):
@@ -58,7 +58,7 @@ class TraceError(FxshardError):
 
 
 class StaticDimError(TraceError):
-    """A model that takes one size of a dim that is to be dynamic; ``dim`` is its name."""
+    """A model that works for one size only of a dim that should be dynamic; ``dim`` is the dim's name."""
 
     dim = ""
 

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from fxshard.errors import FileError, closest
 
 T = TypeVar("T")
-REMAKE = "make the file again, or copy it again from where it came"
+REMAKE = "make the file again, or copy it again from its source"
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary file beside ``path`` that takes its place, on disk, when the block ends without an error.
+    """Yields a temporary file beside ``path``. When the block ends without an error, flushes it to disk and moves it to ``path``.
 
     Raises FileError when the folder cannot be written.
     """
@@ -33,24 +33,24 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        raise FileError(f"cannot write the file: {_reason(error)}", where=str(path), remedy="write to a place that allows it") from error
+        raise FileError(f"cannot write the file: {_reason(error)}", where=str(path), remedy="choose a writable folder") from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
 def check_writable(path: str | Path) -> None:
-    """Raises FileError where ``atomic_file`` would: for whoever works long before it writes."""
+    """Raises FileError where ``atomic_file`` would: to call before long work whose result is to be written."""
     _temporary(Path(path)).unlink()
 
 
 def make_folder(path: str | Path) -> Path:
-    """The folder, made if need be, in which files can be written; raises FileError."""
+    """The folder ``path``, made if it does not exist; raises FileError if it cannot be made or files cannot be written in it."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        remedy = "name a folder that exists, or that can be made where it is to stand"
+        remedy = "name a folder that exists, or one that can be made"
         raise FileError(f"cannot make the folder: {_reason(error)}", where=str(folder), remedy=remedy) from error
     check_writable(folder / "file")
     return folder
@@ -104,7 +104,7 @@ def _lines(value: Any) -> str:
 def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
     """The JSON value in ``text`` as a Field; raises FileError on what is not JSON, cut short, or ambiguous.
 
-    ``remedy``: what to do about a file that will not do, where nothing better is known.
+    ``remedy``: the remedy of errors for which no more specific one is known.
     """
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
@@ -142,7 +142,7 @@ _NONE: Any = object()
 
 @dataclass(frozen=True)
 class Field:
-    """A value in a JSON file, with the file's name and its path there, so that errors can say where."""
+    """A value in a JSON file, with the file's name and the value's path in it, so that errors can say where."""
 
     value: Any
     file: str
@@ -198,7 +198,7 @@ class Field:
         return {k: Field(v, self.file, f"{dot}{k}", self.remedy) for k, v in self._typed(dict).items()}
 
     def known(self, names: Collection[str]) -> dict[str, Field]:
-        """The fields of an object that may have these names only."""
+        """The fields of an object; raises FileError if one is not among ``names``."""
         fields = self.entries()
         for name in fields:
             if name not in names:

@@ -1,4 +1,4 @@
-"""MemoryProfile: what a device holds while a program runs, tensor by tensor over time, and the peak of it."""
+"""MemoryProfile: the tensors that a device holds over time while a program runs, and the peak of their bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 KINDS = ("parameter", "buffer", "optimizer", "input", "gradient", "output", "mutation", "activation", "gathered", "temporary")
-"""What memory is used for: the ends of the program and the optimiser's state; what a forward keeps for its backward; what a
-collective gave; everything else."""
+"""The uses of memory: inputs and outputs of the program and the optimiser's state; values saved for the backward (activation); results
+of collectives (gathered); everything else (temporary)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class HeldTensor:
 
 @dataclass(frozen=True)
 class StepRun:
-    """One operator as it runs. ``workspace``: bytes that it takes and gives back meanwhile, beyond its results."""
+    """One run of an operator. ``workspace``: bytes that it allocates and frees while it runs, besides its results."""
 
     name: str
     op: str
@@ -46,8 +46,8 @@ class StepRun:
 class MemoryProfile:
     """Bytes on one device over the steps of a program.
 
-    ``static``: bytes by kind that are there all the time and belong to no tensor of the program, the optimiser's state.
-    ``unknown``: tensors whose size only running tells; they are not counted.
+    ``static``: bytes by kind that are held all the time but by no tensor of the program: the optimiser's state.
+    ``unknown``: names of tensors whose size is known only at run time; they are not counted.
     """
 
     tensors: tuple[HeldTensor, ...]
@@ -81,7 +81,7 @@ class MemoryProfile:
         return tuple(sorted((t for t in self.tensors if t.birth <= at <= t.death), key=lambda t: -t.bytes))
 
     def by_kind(self, step: int | None = None) -> dict[str, int]:
-        """Bytes by kind while ``step`` runs (default: at the peak), in the order of ``KINDS``; they sum up to ``over_time``."""
+        """Bytes by kind while ``step`` runs (default: at the peak), in the order of ``KINDS``; their sum is ``over_time[step]``."""
         at = self.peak_step if step is None else step
         found = Counter(self.static)
         for t in self.alive(at):

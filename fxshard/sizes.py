@@ -22,7 +22,7 @@ def size_text(size: float) -> str:
 
 
 def exact_size(size: int) -> str:
-    """The same with each byte: ``4.45 GB (4,446,412,812 bytes)``."""
+    """``size_text`` with the exact number of bytes: ``4.45 GB (4,446,412,812 bytes)``."""
     return f"{size_text(size)} ({size:,} bytes)" if size >= UNITS["KB"] else size_text(size)
 
 
@@ -36,7 +36,7 @@ def parse_size(text: str) -> int:
 
 
 def read_size(value: Any, name: str) -> float:
-    """What the user gave for ``name``, a number of bytes or a text with a unit, as a number; raises OptionError."""
+    """The user's value of ``name``, a number of bytes or a string with a unit, as a number; raises OptionError."""
     if isinstance(value, str):
         try:
             return parse_size(value)

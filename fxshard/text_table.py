@@ -16,7 +16,7 @@ PADDING = 2
 """Characters that tabulate leaves beside a header."""
 
 READABLE = 20
-"""Characters that a column keeps, which is shortened before others, until those are too."""
+"""Characters that a column in ``YIELDING`` keeps until the other columns are shortened too."""
 
 FILES = ("line", "source")
 """Headers of columns that hold source lines, ``folder/file.py:70: code``; their end matters least."""
@@ -34,7 +34,8 @@ NUMBERS = ("bytes", "count", "us", "share", "time")
 def fitted(rows: Sequence[Sequence[object]], headers: Sequence[str], width: int = WIDTH, same: bool = True) -> str:
     """Rows as a table of at most ``width`` characters.
 
-    ``same``: columns that are empty, or that say the same in all of several rows, are left out; a line above names the latter.
+    ``same``: leaves out columns that are empty, and, if there are several rows, columns with equal cells; a line above the table gives
+    the values of the latter.
     """
     texts = [[_cell(header, value) for header, value in zip(headers, row, strict=True)] for row in rows]
     kept, said = _telling(texts, headers) if same else (list(range(len(headers))), "")
@@ -55,7 +56,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def listed(names: Iterable[str], width: int = WIDTH) -> str:
-    """``a, b, c``, as many as fit, and how many more there are."""
+    """As many names as fit, ``a, b, c``, and the number of those left out."""
     found = list(names)
     for count in range(len(found), 0, -1):
         more = f" and {len(found) - count} more" if count < len(found) else ""
@@ -66,7 +67,7 @@ def listed(names: Iterable[str], width: int = WIDTH) -> str:
 
 
 def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
-    """A line for each (label, text), the texts below each other; one that is too long goes on in the next line."""
+    """A line for each (label, text), with the texts aligned; long texts are wrapped."""
     found = list(rows)
     indent = GAP + max((len(label) for label, _ in found), default=0)
     wrap = TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
@@ -78,7 +79,7 @@ _PLACE = re.compile(r"[^:]*:\d+")
 
 
 def in_short(line: str) -> str:
-    """A source line without the folders above the one that its file is in."""
+    """A source line with only the last folder of its file's path."""
     return re.sub(r"^(?:.*?[/\\])?((?:[^/\\:]+[/\\])?[^/\\:]+:\d+)", r"\1", line)
 
 
@@ -88,14 +89,14 @@ def _cell(header: str, value: object) -> str:
 
 
 def _telling(texts: Sequence[Sequence[str]], headers: Sequence[str]) -> tuple[list[int], str]:
-    """The columns that tell rows apart, the first always among them, and what is so in all rows."""
+    """(the first column and those whose cells differ, a line with the values of the others)."""
     same = [k for k in range(1, len(headers)) if all(row[k] == texts[0][k] for row in texts) and (len(texts) > 1 or not texts[0][k])]
     said = [f"{headers[k]} {texts[0][k]}" for k in same if texts[0][k]]
     return [k for k in range(len(headers)) if k not in same], f"all: {', '.join(said)}" if said else ""
 
 
 def _caps(widths: Sequence[int], headers: Sequence[str], room: int) -> list[int]:
-    """The widths, cut until they fit: the widest alike, first of the columns that yield; a header stays."""
+    """The widths, reduced until they fit into ``room``: always the widest columns, first those in ``YIELDING``; never below a header."""
     least = [len(header) + PADDING for header in headers]
     caps = [max(pair) for pair in zip(widths, least, strict=True)]
     yielding = [k for k, header in enumerate(headers) if header in YIELDING]
@@ -116,7 +117,7 @@ def _short(text: str, length: int, header: str) -> str:
 
 
 def _short_line(text: str, length: int) -> str:
-    """A source line cut at its end; where not even file and number fit, their end stays: ``...odel.py:70``."""
+    """A source line cut at its end; if not even file and number fit, these are cut at their beginning: ``...odel.py:70``."""
     place = _PLACE.match(text)
     if len(text) <= length:
         return text

@@ -1,4 +1,4 @@
-"""What runs when on a rank, as predicted: data that the cost model makes and tables show."""
+"""The predicted timeline of a rank, as data that the cost model makes and tables show."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 DEVICE = "device"
-"""The stream of the operators; collectives run on that of their axis."""
+"""The stream of the operators; collectives run on the stream of their axis, which has the axis' name."""
 
 
 class Event(NamedTuple):
-    """What runs on a stream from ``start`` to ``end``, microseconds; ``waited``: how long the device stood still for it.
+    """An operator or collective on a stream, from ``start`` to ``end`` in microseconds; ``waited``: how long the device waited for it.
 
-    A tuple, for there is one for each call of a graph and each of its orders, and a frozen dataclass takes three times as long to make.
+    A tuple, because there is one for each call in each order of a graph that is tried, and a frozen dataclass takes three times as long
+    to make.
     """
 
     name: str
@@ -41,15 +42,15 @@ class Timeline:
 
     @property
     def waited(self) -> float:
-        """Microseconds in which the device stood still for collectives."""
+        """Microseconds in which the device waited for collectives and did nothing else."""
         return math.fsum(e.waited for e in self.events)
 
 
 @dataclass(frozen=True)
 class PassEffect:
-    """What a pass after lowering did to a program: its timeline ``before`` and ``after``, and how many collectives there were and are.
+    """The effect of a pass after lowering: the timeline ``before`` and ``after``, and the number of ``collectives`` before and after.
 
-    ``left_out``: why its result was not taken; then ``after`` is what it would have been. None where it was.
+    ``left_out``: why the pass's result was rejected, None if it was not; ``after`` is the timeline of the rejected result then.
     """
 
     name: str

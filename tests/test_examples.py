@@ -79,4 +79,4 @@ def test_custom_operator(llama: ModuleType, own_rules: None, capsys: pytest.Capt
     """The program checks itself against one device; its rules are used."""
     importlib.import_module("custom_operator").main()
     said = capsys.readouterr().out
-    assert "gate runs as S(0)S(2), RS(0) -> S(0)S(2); nodes without a rule: 0" in said and "4 ranks give what one device gives" in said
+    assert "gate runs as S(0)S(2), RS(0) -> S(0)S(2); nodes without a rule: 0" in said and "4 ranks compute the same as one device" in said

@@ -1,1 +1,1 @@
-"""What each mechanism buys: the same anchors with one of them switched off: ``python -m bench.ablations``."""
+"""The effect of each mechanism: the same reference problems ("anchors") with one mechanism switched off: ``python -m bench.ablations``."""

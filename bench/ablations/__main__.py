@@ -1,7 +1,8 @@
-"""``python -m bench.ablations [--data DIR]``: what each mechanism buys: every anchor with one mechanism switched off at a time.
+"""``python -m bench.ablations [--data DIR]``: the effect of each mechanism: every reference problem ("anchor") as it is, and with one
+mechanism switched off at a time.
 
-Limits are on work, never on time, so that costs, bounds and work are the same on every machine; seconds are the processor's. Of each
-figure the table shows the least and the greatest change over all anchors, with the anchor of the greatest. DIR holds `iopddl/` and
+Limits are on work, never on time, so that costs, bounds and work are the same on every machine. Seconds are processor time. For each figure
+the table shows the smallest and the largest change over all anchors, and the anchor with the largest. DIR contains `iopddl/` and
 `placement/` as for ``bench.solver``.
 """
 
@@ -24,7 +25,7 @@ from bench.ablations.measure import UNUSED, Cell, Figures, cells
 from bench.ablations.mechanisms import MECHANISMS, Mechanism
 
 LEAST_SECONDS = 0.5
-"""Differences below that are noise."""
+"""Shorter times count as this one, because their differences are noise."""
 
 CHANGES: dict[str, Callable[[Figures, Figures], float]] = {
     "cost": lambda was, now: _ratio(was.objective, now.objective),
@@ -33,7 +34,7 @@ CHANGES: dict[str, Callable[[Figures, Figures], float]] = {
     "seconds": lambda was, now: _ratio(max(was.seconds, LEAST_SECONDS), max(now.seconds, LEAST_SECONDS)),
     "memory": lambda was, now: _ratio(was.memory, now.memory),
 }
-"""What is worse without a mechanism, in parts: 0.01 is 1 % more, of the gap one point."""
+"""The change of each figure without a mechanism; positive is worse. 0.01 is 1 % more, or one percentage point of the gap."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,11 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.ablations", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="a mechanism, or a glob of them; may be repeated")
     parser.add_argument("--anchors", action="append", metavar="NAME", help="an anchor, or a glob of them; may be repeated")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="of published instances; left out without it")
-    parser.add_argument("--runs", type=int, default=1, help="take the fastest of so many runs of each cell")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append every cell to a file, a line each")
-    parser.add_argument("--read", type=Path, action="append", metavar="FILE", help="tables of cells from such files; nothing is run")
-    parser.add_argument("--list", action="store_true", help="name mechanisms and anchors, with what they are, and end")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of published instances; left out without it")
+    parser.add_argument("--runs", type=int, default=1, help="run each cell this many times, and take the fastest")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append each cell to a file, one line per cell")
+    parser.add_argument("--read", type=Path, action="append", metavar="FILE", help="print the tables of such files; nothing is run")
+    parser.add_argument("--list", action="store_true", help="list mechanisms and anchors; nothing is run")
     options = parser.parse_args(arguments)
     anchors = [a for a in ANCHORS if _named(a.name, options.anchors) and (options.data is not None or not a.needs_data)]
     mechanisms = [m for m in MECHANISMS if _named(m.name, options.only)]
@@ -104,7 +105,7 @@ def _base(cell: Cell) -> tuple[object, ...]:
 
 
 def _row(mechanism: Mechanism, found: Sequence[Cell]) -> tuple[object, ...]:
-    """The least and the greatest change of each figure over all anchors."""
+    """The smallest and the largest change of each figure over all anchors."""
     bases = {cell.anchor: cell.figures for cell in found if not cell.mechanism}
     own = [cell for cell in found if cell.mechanism == mechanism.name]
     pairs = [(cell.anchor, was, cell.figures) for cell in own if (was := bases.get(cell.anchor)) is not None and cell.figures is not None]

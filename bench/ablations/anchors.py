@@ -1,6 +1,6 @@
-"""The anchors: small enough for two cores, each chosen because some mechanism was made for its like.
+"""The anchors: problems small enough for two cores, each like one for which some mechanism was made.
 
-An anchor is prepared once; what it gives is run again with each mechanism switched off.
+An anchor is prepared once; the function that this returns runs again with each mechanism switched off.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Result = tuple[float, float]
 
 Prepared = Callable[[], Result]
 SOLVE, DECIDE = 3, 5
-"""The passes of planning that are measured are those from the first of these up to the second."""
+"""The measured passes are ``PLANNING[SOLVE:DECIDE]``."""
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """``of``: its stage; ``prepare(data)`` gives what is measured; ``data``: the folder of published instances, None without."""
+    """``of``: its stage; ``prepare(data)`` returns the function to measure; ``data``: the folder of published instances, or None."""
 
     name: str
     of: str
@@ -45,7 +45,8 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Planned:
-    """A model's plan. ``limit``: of memory, in parts of what the free plan holds; ``half``: the axis on which half the bytes are sent."""
+    """Planning a model. ``limit``: the memory limit as a fraction of the memory of the plan without it; ``half``: the axis on which at most
+    half of that plan's bytes may be sent."""
 
     build: Callable[[], Case]
     mesh: str
@@ -55,10 +56,10 @@ class Planned:
     half: str | None = None
     least: bool = False
     work: float | None = None
-    """Table entries that each solve may touch; None: as many as the product allows."""
+    """Limit on the work of each solve in table entries; None for fxshard's own limit."""
 
     def state(self) -> Compilation:
-        """Annotated and constrained."""
+        """The state before the solve: annotated and constrained."""
         model, args, kwargs = self.build()
         request = Request(model, args, kwargs, cache=False, **self.asked)
         if self.limit is None and self.half is None:
@@ -91,7 +92,7 @@ class Planned:
 
 @contextlib.contextmanager
 def _within(work: float | None) -> Iterator[None]:
-    """The limits on work of the product lowered: small anchors show with little what large ones need much for."""
+    """A context with lower limits on work, with which small anchors show what large ones need much more for."""
     with contextlib.ExitStack() as stack:
         for name in ("WORK_LIMIT", "LIMITED_WORK") if work is not None else ():
             stack.enter_context(mock.patch(f"fxshard.passes.planning.choose.{name}", work))
@@ -99,7 +100,7 @@ def _within(work: float | None) -> Iterator[None]:
 
 
 def _least(error: ConstraintError) -> Result:
-    """The least memory found, and what none is below."""
+    """The smallest memory found, and its proven lower bound."""
     cause = error.__cause__
     missed = [cause] if isinstance(cause, InfeasibleError) else list(cause.misses) if isinstance(cause, NoPlanError) else []
     if not missed or missed[0].least_usage is None:
@@ -109,7 +110,8 @@ def _least(error: ConstraintError) -> Result:
 
 @dataclass(frozen=True)
 class Asked:
-    """So many questions to a plan: values drawn at random, half of them parameters, each pinned to another layout. Totals are added up."""
+    """Questions to a plan: random values, half of them parameters, each pinned to another layout. The result is the sum of the answers'
+    totals."""
 
     planned: Planned
     questions: int = 6
@@ -145,7 +147,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Lowered:
-    """The program of a plan after all passes: the microseconds that its timeline predicts."""
+    """The microseconds that the timeline predicts for a plan's program after all passes."""
 
     planned: Planned
 
@@ -167,7 +169,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class File:
-    """A published instance, within a limit on work."""
+    """A published instance, solved with a limit on work."""
 
     file: str
     work: float
@@ -223,7 +225,7 @@ def bert(layers: int) -> Callable[[], Case]:
 
 
 class Blocks(nn.Module):
-    """A perceptron of blocks, which may be computed again."""
+    """A perceptron of blocks that can be recomputed."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
@@ -238,12 +240,12 @@ class Blocks(nn.Module):
 
 
 def perceptron() -> Case:
-    """Four blocks of width 512, 1024 rows."""
+    """Four blocks of width 512, with 1024 rows."""
     with torch.device("meta"):
         return Blocks(4, 512), (torch.zeros(1024, 512),), {}
 
 
-SOME = 3e8
+SMALL_WORK = 3e8
 ADAM = {"optimizer": "adamw"}
 EIGHT, FOUR, TWO = "dp=8,tp=8", "dp=4,tp=4", "dp=2,tp=2"
 
@@ -255,12 +257,16 @@ ANCHORS: tuple[Anchor, ...] = (
     Anchor("bert 2, 2x2", "solve", Planned(bert(2), TWO, work=1e9)),
     Anchor("t5 2, 4x4", "solve", Planned(model("t5", 2), FOUR)),
     Anchor("experts 2, 4x4", "solve", Planned(model("moe", 2), FOUR)),
-    Anchor("perceptron, 0.6 of memory", "solve", Planned(perceptron, TWO, "cpu", ADAM, limit=0.6, work=SOME)),
-    Anchor("llama 2, 4x4, 0.8 of memory", "solve", Planned(model("llama", 2), FOUR, asked=ADAM, limit=0.8, work=SOME)),
-    Anchor("gpt 2, 2x2, 0.9 of memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.9, work=SOME)),
-    Anchor("gpt 2, 2x2, least memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.05, least=True, work=SOME)),
-    Anchor("llama 2, 4x4, half of tp", "solve", Planned(model("llama", 2), FOUR, half="tp", work=SOME)),
-    Anchor("llama 1, tp=8, bytes", "solve", Planned(model("llama", 1), "tp=8", asked={"objective": "communication"}, limit=0.3, work=SOME)),
+    Anchor("perceptron, 0.6 of memory", "solve", Planned(perceptron, TWO, "cpu", ADAM, limit=0.6, work=SMALL_WORK)),
+    Anchor("llama 2, 4x4, 0.8 of memory", "solve", Planned(model("llama", 2), FOUR, asked=ADAM, limit=0.8, work=SMALL_WORK)),
+    Anchor("gpt 2, 2x2, 0.9 of memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.9, work=SMALL_WORK)),
+    Anchor("gpt 2, 2x2, least memory", "solve", Planned(gpt(2, 128, 1024), TWO, "cpu", ADAM, limit=0.05, least=True, work=SMALL_WORK)),
+    Anchor("llama 2, 4x4, half of tp", "solve", Planned(model("llama", 2), FOUR, half="tp", work=SMALL_WORK)),
+    Anchor(
+        "llama 1, tp=8, bytes",
+        "solve",
+        Planned(model("llama", 1), "tp=8", asked={"objective": "communication"}, limit=0.3, work=SMALL_WORK),
+    ),
     Anchor("IOPDDL example", "solve", File("iopddl/example.json", 1e9), True),
     Anchor("IOPDDL G", "solve", File("iopddl/asplos-2025-iopddl-G.json.gz", 1e9), True),
     Anchor("IOPDDL B", "solve", File("iopddl/asplos-2025-iopddl-B.json.gz", 1e9), True),
@@ -271,6 +277,6 @@ ANCHORS: tuple[Anchor, ...] = (
     Anchor("perceptron, 0.6, questions", "ask", Asked(Planned(perceptron, TWO, "cpu", ADAM, limit=0.6))),
     Anchor("llama 2, 8x8, lowered", "lower", Lowered(Planned(model("llama", 2), EIGHT))),
     Anchor("llama 2, tp=8, lowered", "lower", Lowered(Planned(model("llama", 2), "tp=8"))),
-    Anchor("gpt 2, cpu 2x2, lowered", "lower", Lowered(Planned(gpt(2, 256, 1024), TWO, "cpu", work=SOME))),
+    Anchor("gpt 2, cpu 2x2, lowered", "lower", Lowered(Planned(gpt(2, 256, 1024), TWO, "cpu", work=SMALL_WORK))),
     Anchor("t5 2, 4x4, lowered", "lower", Lowered(Planned(model("t5", 2), FOUR))),
 )

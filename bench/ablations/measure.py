@@ -1,4 +1,4 @@
-"""One cell of the table: an anchor with a mechanism switched off, in a process forked from one in which the anchor is prepared."""
+"""Measures one cell of the table: an anchor with a mechanism switched off, in a process forked from one that has prepared the anchor."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bench.ablations.mechanisms import Mechanism, used_of
 from fxshard.solver import Budget, warm_up
 
 LIMIT = 300
-"""Seconds of the processor after which a cell ends without figures."""
+"""Limit on the processor time of a cell, in seconds; beyond it the cell has no figures."""
 
 UNUSED = "not used"
-"""Why a cell has no figures where the anchor never asks for the mechanism."""
+"""The reason of a cell without figures whose anchor never calls the mechanism."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """``seconds`` of the processor; ``work``: table entries that the solver counted; ``memory``: by how many bytes the process grew."""
+    """``seconds``: processor time; ``work``: table entries that the solver counted; ``memory``: bytes by which the process grew."""
 
     objective: float
     bound: float
@@ -41,13 +41,13 @@ class Figures:
 
     @property
     def gap(self) -> float:
-        """Relative, 1 where nothing was found."""
+        """The relative gap; 1 if no plan was found."""
         return (self.objective - self.bound) / abs(self.objective) if 0 < abs(self.objective) < float("inf") else 1.0
 
 
 @dataclass(frozen=True)
 class Cell:
-    """``mechanism``: "" where none is off; ``figures``: None with the reason where there are none."""
+    """``mechanism``: the one that is off, or ""; ``figures``: None if there are none, for ``reason``."""
 
     anchor: str
     mechanism: str
@@ -56,8 +56,8 @@ class Cell:
 
 
 def cells(anchor: Anchor, mechanisms: Sequence[Mechanism], data: Path | None, runs: int = 1) -> Iterator[Cell]:
-    """The anchor as it is, and with each mechanism off that it uses; of several runs the fastest."""
-    yield from _apart(_prepared_cells, anchor, mechanisms, data, runs)
+    """The cells of an anchor: with all mechanisms, and with each one off that it uses; each is the fastest of several runs."""
+    yield from _in_fork(_prepared_cells, anchor, mechanisms, data, runs)
 
 
 def _prepared_cells(send: Callable[[Cell], None], anchor: Anchor, mechanisms: Sequence[Mechanism], data: Path | None, runs: int) -> None:
@@ -82,8 +82,8 @@ def _cell(anchor: Anchor, mechanism: str, found: Figures | str) -> Cell:
 
 
 def _fastest(prepared: Prepared, off: Mechanism | None, watched: Sequence[Mechanism], runs: int) -> tuple[Figures | str, frozenset[str]]:
-    """The fastest of some runs, or why there are no figures; and which of the watched mechanisms were used."""
-    found = [one for _ in range(runs) for one in _apart(_measured, prepared, off, watched)]
+    """The fastest run, or the reason why there are no figures; and the watched mechanisms that the anchor used."""
+    found = [one for _ in range(runs) for one in _in_fork(_measured, prepared, off, watched)]
     if len(found) < runs:
         return f"no answer within {LIMIT} s of the processor", frozenset()
     best = min(found, key=lambda one: one[0].seconds if isinstance(one[0], Figures) else 0.0)
@@ -107,7 +107,7 @@ def _measured(send: Callable[[object], None], prepared: Prepared, off: Mechanism
 
 @contextlib.contextmanager
 def _counted() -> Iterator[list[float]]:
-    """What budgets are charged, each entry once: a part charges the whole that it is of."""
+    """Counts the entries charged to budgets, each once: a part of a budget also charges the whole, which is not counted again."""
     charge, total = Budget.charge, [0.0]
 
     def counted(budget: Budget, entries: float) -> None:
@@ -123,8 +123,8 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def _apart(job: Callable[..., None], *given: Any) -> Iterator[Any]:
-    """What a job sends from a forked process."""
+def _in_fork(job: Callable[..., None], *given: Any) -> Iterator[Any]:
+    """Runs a job in a forked process; yields the objects that it sends."""
     context = mp.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_job, args=(send, job, given))

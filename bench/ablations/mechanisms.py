@@ -1,7 +1,7 @@
-"""The mechanisms, each with what replaces it where it is switched off: the product itself has no switches.
+"""The mechanisms, and the replacement that switches each one off. fxshard itself has no such switches.
 
-A target is an attribute of a module or class by its dotted name; the replacement does the least that leaves the rest correct. What
-of the code a mechanism is: files of the package, or functions and classes in them (``FILE:Class.method``).
+A target is the dotted name of an attribute of a module or class. The replacement does as little as possible while the rest stays correct.
+The code of a mechanism is a list of files of the package, or of functions and classes in them (``FILE:Class.method``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ PRIMAL, REDUCTIONS = "fxshard.solver.primal", "fxshard.solver.reductions"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """``of``: the stage of the anchors that it can change; ``without``: target -> replacement; ``code``: what would go with it.
+    """``of``: the stage of the anchors that it affects; ``what``: what it does; ``without``: target -> replacement; ``code``: the code that
+    would be deleted with it.
 
-    ``used``: the functions whose calls say that an anchor uses it, where those are not the targets.
+    ``used``: the functions whose calls show that an anchor uses it, by default the targets.
     """
 
     name: str
@@ -42,12 +43,12 @@ class Mechanism:
 
     @property
     def lines(self) -> int:
-        """Of the code that would go with it; callers are not counted."""
+        """The number of lines that would be deleted with it, without its callers."""
         return sum(_lines(one) for one in self.code)
 
     @contextlib.contextmanager
     def switched_off(self) -> Iterator[None]:
-        """Within, the mechanism is off."""
+        """A context in which the mechanism is off."""
         with contextlib.ExitStack() as stack:
             for target, replacement in self.without.items():
                 stack.enter_context(mock.patch(target, replacement))
@@ -56,7 +57,7 @@ class Mechanism:
 
 @contextlib.contextmanager
 def used_of(mechanisms: Sequence[Mechanism]) -> Iterator[set[str]]:
-    """The names of those of which a function was called meanwhile."""
+    """A context that records the names of the mechanisms whose functions are called."""
     used: set[str] = set()
     with contextlib.ExitStack() as stack:
         for one in mechanisms:
@@ -78,12 +79,12 @@ def nothing(*given: object, **named: object) -> None:
 
 
 def no(*given: object, **named: object) -> bool:
-    """Says no."""
+    """Returns False."""
     return False
 
 
 def unchanged(self: object, model: Any) -> Any:
-    """A reduction that finds nothing to do."""
+    """A reduction that changes nothing."""
     return model, lambda choices: choices
 
 
@@ -96,21 +97,21 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "tied",
         "solve",
-        "begin from a plan in which equal layers choose alike",
+        "start from a plan in which equal layers have equal layouts",
         {f"{SEARCH}.case_split.search_tied": no},
         ("solver/search/tied_model.py", "solver/bounds/tied_messages.py"),
     ),
     Mechanism(
         "tied messages",
         "solve",
-        "begin with the messages of the tied model as well",
+        "also start from the messages of the tied model",
         {f"{SEARCH}.tied_model.initialise_from_tied": nothing},
         ("solver/bounds/tied_messages.py",),
     ),
     Mechanism(
         "cores",
         "solve",
-        "search the states of little excess of a large model first",
+        "search the states of small excess of a large model first",
         {f"{SEARCH}.core_problem.LARGE": np.inf},
         (
             "solver/search/core_problem.py:is_large",
@@ -122,14 +123,14 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "combining",
         "solve",
-        "search the states that several plans have",
+        "search the states that occur in several plans",
         {f"{SEARCH}.case_split.combine": nothing, f"{SOLVER}.session.combine": nothing},
         ("solver/search/combining.py",),
     ),
     Mechanism(
         "combining by cases",
         "solve",
-        "divide what plans leave into cases where it is large",
+        "search the states of several plans by branch and bound if they are many",
         {f"{SEARCH}.combining._by_cases": nothing},
         ("solver/search/combining.py:_by_cases",),
     ),
@@ -143,56 +144,56 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "settling",
         "solve",
-        "sweep on at the root before cases",
+        "sweep further at the root before branching",
         {f"{SEARCH}.branching.Branching._settle": nothing},
         ("solver/search/branching.py:Branching._settle",),
     ),
     Mechanism(
         "aiming",
         "solve",
-        "search low targets at the root before cases",
+        "search low targets at the root before branching",
         {f"{SEARCH}.branching.Branching._aim": nothing},
         ("solver/search/branching.py:Branching._aim",),
     ),
     Mechanism(
         "probing",
         "solve",
-        "try six nodes before a case is divided",
+        "try six nodes before a branch is split",
         {f"{SEARCH}.branching.PROBES": 1},
         used=(f"{SEARCH}.branching.Branching._best_split",),
     ),
     Mechanism(
         "small cases",
         "solve",
-        "search small cases exactly, as tables",
+        "search small branches exactly, as tables",
         {f"{SEARCH}.branching.Branching._searched": nothing},
         ("solver/search/branching.py:Branching._searched",),
     ),
     Mechanism(
         "parting",
         "solve",
-        "divide cases within limits between two plans",
+        "under limits, split a branch where two plans differ",
         {f"{SEARCH}.branching._opposed": nothing},
         ("solver/search/branching.py:_opposed", "solver/search/branching.py:Branching._split_between"),
     ),
     Mechanism(
         "multipliers of cases",
         "solve",
-        "look for multipliers anew in each case",
+        "compute new multipliers in each branch",
         {f"{SEARCH}.branching.Branching._repriced": _first_half},
         ("solver/search/branching.py:Branching._repriced", "solver/bounds/bounds.py:Ascent.reprice"),
     ),
     Mechanism(
         "bundle",
         "solve",
-        "multipliers by cutting planes",
+        "find multipliers by cutting planes",
         {f"{BOUNDS}.cutting_planes.Bundle.run": nothing},
         ("solver/bounds/cutting_planes.py",),
     ),
     Mechanism(
         "sharing",
         "solve",
-        "divide shared prices anew after sweeps",
+        "redistribute shared prices among readers after sweeps",
         {f"{BOUNDS}.links.Splits.rebalance": nothing},
         ("solver/bounds/sharing.py",),
     ),
@@ -226,7 +227,7 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "neighbourhoods",
         "solve",
-        "set parts of the best plan free",
+        "large neighbourhood search: free parts of the best plan",
         {f"{SEARCH}.search.ComponentSearch._search_neighbourhoods": nothing},
         (
             "solver/primal/neighbourhood.py",
@@ -237,7 +238,7 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "portions",
         "solve",
-        "give HiGHS the pairs of least slack, ever more of them",
+        "give HiGHS the pairs of states of least slack, more each time",
         {f"{SEARCH}.search.ComponentSearch._grow": nothing},
         ("solver/search/search.py:ComponentSearch._grow", "solver/bounds/pruning.py:portion"),
     ),
@@ -259,21 +260,21 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "near limits",
         "solve",
-        "begin from choices that exceed limits least where no plan fits",
+        "if no plan fits, start from the choices that exceed the limits least",
         {f"{SOLVER}.limits.conflicts.Limits.near": lambda limits, budget: ([], False)},
         ("solver/solve.py:_near_limits", "solver/limits/conflicts.py:Limits.near"),
     ),
     Mechanism(
         "written whole",
         "solve",
-        "write all of a small model as tables where no plan fits",
+        "if no plan fits, write a small model out as tables",
         {f"{SEARCH}.case_split._first_plan": nothing},
         ("solver/search/case_split.py:_first_plan",),
     ),
     Mechanism(
         "joint nodes",
         "solve",
-        "a node for all that the readers of a value do together",
+        "one node for the joint choice of a value's readers",
         {f"{BOUNDS}.relax.MAX_JOINT": -1},
         ("solver/bounds/relax.py:_joint", "solver/bounds/relax.py:_paid"),
         (f"{BOUNDS}.relax._joint",),
@@ -324,7 +325,7 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "corrections",
         "solve",
-        "add to the floor what its plans hold beyond it",
+        "add to the lower estimate of memory what plans hold beyond it",
         {f"{SOLVER}.limited.ROUNDS": 0},
         ("solver/limited.py:Counts.corrected", "solver/limited.py:Counts.with_more"),
         (f"{SOLVER}.limited.Counts.with_more",),
@@ -332,7 +333,7 @@ SOLVERS: tuple[Mechanism, ...] = (
     Mechanism(
         "larger count",
         "solve",
-        "solve the problem whose count is never too small, too",
+        "also solve the problem with the upper estimate of memory",
         {f"{SOLVER}.limited.NEAR": np.inf},
         used=(f"{SOLVER}.limited.LimitedSession._fitting",),
     ),
@@ -342,28 +343,28 @@ QUESTIONS: tuple[Mechanism, ...] = (
     Mechanism(
         "regions",
         "ask",
-        "answer from a region around what changed",
+        "answer from a region around the changed value",
         {f"{SOLVER}.session.Session._solve_region": nothing},
         ("solver/search/subproblem.py", "solver/session.py:Session._solve_region"),
     ),
     Mechanism(
         "going on",
         "ask",
-        "go on from the messages of the first solve",
+        "continue from the messages of the first solve",
         {f"{SOLVER}.session.Session._continue": lambda session, root, allowed, known, *_: known},
         ("solver/session.py:Session._continue", "solver/search/core_problem.py:search_remaining"),
     ),
     Mechanism(
         "going on within limits",
         "ask",
-        "the same with multipliers",
+        "under limits, continue from the multipliers too",
         {f"{SOLVER}.session.Session._continue_limited": nothing},
         ("solver/session.py:Session._continue_limited", "solver/session.py:_changed"),
     ),
     Mechanism(
         "what is left",
         "ask",
-        "search what a better plan may have as a model of its own",
+        "search the states that a better plan may have as a separate model",
         {f"{SOLVER}.session.search_remaining": no},
         ("solver/search/core_problem.py:search_remaining",),
     ),
@@ -373,7 +374,7 @@ AFTER = "fxshard.passes.after_lowering"
 
 
 def _unless(name: str) -> dict[str, Any]:
-    """The passes after lowering, one of which changes nothing."""
+    """The passes after lowering, with the named one replaced by a pass that changes nothing."""
     return {f"{AFTER}.optimise.OPTIMISATIONS": {**OPTIMISATIONS, name: lambda program: program}}
 
 
@@ -389,7 +390,7 @@ PASSES: tuple[Mechanism, ...] = (
     Mechanism(
         "chunk",
         "lower",
-        "products in pieces beside a collective",
+        "split a product and its collective into pieces",
         _unless("chunk"),
         tuple(f"passes/after_lowering/{name}.py" for name in ("chunk", "cut_candidates", "cut_pieces", "follow_cut")),
         (f"{AFTER}.optimise.optimised",),
@@ -397,7 +398,7 @@ PASSES: tuple[Mechanism, ...] = (
     Mechanism(
         "bucket",
         "lower",
-        "collectives that are packed into one",
+        "merge small collectives",
         _unless("bucket"),
         ("passes/after_lowering/bucket.py",),
         (f"{AFTER}.optimise.optimised",),
@@ -405,14 +406,14 @@ PASSES: tuple[Mechanism, ...] = (
     Mechanism(
         "pieces behind",
         "lower",
-        "cut what reads a collective as well as what makes it",
+        "split the readers of a collective too, not only its producers",
         {f"{AFTER}.chunk.readers": lambda *given: {}},
         ("passes/after_lowering/cut_candidates.py:readers",),
     ),
     Mechanism(
         "pieces before",
         "lower",
-        "cut what makes what is sent as well as what reads it",
+        "split the producers of a collective too, not only its readers",
         {f"{AFTER}.chunk.producers": lambda *given: {}},
         ("passes/after_lowering/cut_candidates.py:producers",),
     ),

@@ -1,4 +1,4 @@
-"""Model families, tiny and random, and how their joint graphs fare: ``python -m bench.families``.
+"""Tiny random models of many families, and which operators of their joint graphs have a rule: ``python -m bench.families``.
 
 ``measure`` gives a ``Row`` for each family, ``summary`` one line for all of them.
 """
@@ -34,7 +34,7 @@ def measure(names: Iterable[str] | None = None) -> list[Row]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many families trace, and how many of their distinct operators only replicate, ours and DTensor's."""
+    """The number of families that trace, and of their distinct operators that are only replicated, by fxshard and by DTensor."""
     traced = [r for r in rows if not r.reason]
     operators = {op for r in traced for op in r.operators}
     ours = sorted({op for r in traced for op in r.fallbacks})
@@ -44,8 +44,8 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(
         (
             f"{len(traced)} of {len(rows)} families have a joint graph, of {kinds} kinds, with {len(operators)} distinct operators",
-            f"no rule, so replicated: {len(ours)} {', '.join(ours)}",
-            f"a rule that keeps some call whole: {len(whole)}",
+            f"replicated because they have no rule: {len(ours)} {', '.join(ours)}",
+            f"with a rule that replicates some call: {len(whole)}",
             *(f"  {op}: {note or 'no note'}" for op, note in sorted(whole.items())),
             f"unknown to DTensor: {len(dtensor)} {', '.join(dtensor)}",
             f"families with an operator that only replicates: {sum(bool(r.fallbacks) for r in traced)}, "

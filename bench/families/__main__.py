@@ -1,4 +1,4 @@
-"""``python -m bench.families [name ...]``: model families and the operators that only replicate, ours and DTensor's."""
+"""``python -m bench.families [name ...]``: model families and the operators that are only replicated, by fxshard and by DTensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audio models of Hugging Face: speech to text, sound classes, speech units."""
+"""Audio models of Hugging Face: speech to text, and classification of sounds."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def transcribed(model_type: str, dropout: bool, **changes: Any) -> Case:
 
 
 def heard(model_type: str, dropout: bool, **changes: Any) -> Case:
-    """Waves (b, samples) to one class."""
+    """Wave forms (b, samples) to one class."""
     from transformers import AutoModelForAudioClassification
 
     config = config_of(model_type, dropout, num_labels=LABELS, **changes)
     inputs = {"input_values": torch.randn(4, SAMPLES), "target": torch.randint(LABELS, (4,))}
     model = AutoModelForAudioClassification.from_config(config)
     for module in model.modules():
-        if hasattr(module, "_requires_grad"):  # the waves would get a gradient in the middle of the forward, which is no graph
+        if hasattr(module, "_requires_grad"):  # else the forward calls requires_grad_ on the waves, which is untraceable
             module._requires_grad = False
     warmed(model, input_values=inputs["input_values"])
     return Loss(model), (), inputs

@@ -1,4 +1,4 @@
-"""Diffusion models of diffusers: UNets and transformers, which predict the noise of an image at a time step."""
+"""Diffusion models of diffusers: UNets and transformers that predict the noise of an image at a time step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCKS = {"sample_size": 16, "layers_per_block": 1, "block_out_channels": (8, 16
 
 
 class Noise(nn.Module):
-    """The mean square between a noise and what the model predicts."""
+    """The mean squared error of the predicted noise."""
 
     def __init__(self, model: nn.Module, channels: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def unet(dropout: bool) -> Case:
 
 
 def conditioned_unet(dropout: bool) -> Case:
-    """The UNet of Stable Diffusion: attention to text."""
+    """The UNet of Stable Diffusion, with cross-attention to text."""
     from diffusers import UNet2DConditionModel
 
     down, up = ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D")
@@ -64,7 +64,7 @@ def dit(dropout: bool) -> Case:
         dropout=0.1 * dropout,
     )
     if not dropout:
-        for block in model.transformer_blocks:  # classes are dropped too, for guidance
+        for block in model.transformer_blocks:  # classes are dropped at random too, for classifier-free guidance
             block.norm1.emb.class_embedder.dropout_prob = 0.0
     return _case(model, 8, 4, class_labels=torch.randint(1000, (4,)))
 

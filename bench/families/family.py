@@ -1,4 +1,4 @@
-"""What a family is: a name, a kind, and a function that builds a tiny random model of it with its example inputs."""
+"""A family has a name, a kind, and a function that builds a tiny random model of it with example inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""What most configs of Hugging Face have in common."""
+"""Arguments that most configs of Hugging Face take."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Family:
 
 
 class Loss(nn.Module):
-    """A model with the cross entropy of its logits (b, ..., c) in its own dtype: transformers computes it in float32."""
+    """A model with the cross-entropy of its logits (b, ..., c), computed in their own dtype: transformers would compute it in float32."""
 
     def __init__(self, model: nn.Module, shift: bool = False) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _without_dropout(config: Any) -> None:
 
 
 def tokens(batch: int = 4, length: int = 8) -> torch.Tensor:
-    """Token numbers (batch, length), no special ones among them."""
+    """Token numbers (batch, length), without special tokens."""
     return torch.randint(3, VOCABULARY, (batch, length))
 
 

@@ -1,4 +1,4 @@
-"""Vision models of Hugging Face: classification, segmentation, detection, features, images beside text."""
+"""Vision models of Hugging Face: classification, segmentation, detection, features, images with text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def image_classes(model_type: str, dropout: bool, **changes: Any) -> Case:
 
 
 class Segments(nn.Module):
-    """A class for each pixel; logits (b, c, h, w) and their loss."""
+    """A model that classifies each pixel, logits (b, c, h, w), with its loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def segmented(model_type: str, dropout: bool, **changes: Any) -> Case:
 
 
 class Both(nn.Module):
-    """Images and texts, each with all others: logits (b, b)."""
+    """A model that compares each image with each text, logits (b, b), with its loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -71,7 +71,8 @@ def contrasted(model_type: str, dropout: bool, **changes: Any) -> Case:
 
 
 class Boxes(nn.Module):
-    """Objects found in an image: classes and boxes, without their matching to the truth, which is no graph."""
+    """A model that detects objects, classes and boxes. Its loss does not match them to the true objects, because matching cannot be
+    traced."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

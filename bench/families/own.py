@@ -1,4 +1,4 @@
-"""Models of our own: a perceptron, a convolutional network, a small Llama with its loss."""
+"""Models written here: a perceptron, a convolutional network, a small Llama with its loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Perceptron(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Convolutions, grouped and with strides, batch and group norm, pooling, a classifier."""
+    """Grouped and strided convolutions, batch and group norm, pooling, a classifier."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One row per family: which operators of its joint graph fxshard only replicates, and which DTensor has no rule for."""
+"""One row per family: the operators of its joint graph that fxshard only replicates, and those for which DTensor has no rule."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ COUNTERPARTS = {
     **dict.fromkeys((f"fxshard.{op}.default" for op in NORM_SUMS), "aten.native_layer_norm_backward.default"),
     **dict.fromkeys(("fxshard.batch_norm_sums.default", "fxshard.batch_norm_backward.default"), "aten.native_batch_norm_backward.default"),
 }
-"""What DTensor would see in place of fxshard's own operators, on the device where it does best."""
+"""The aten operators that DTensor would get instead of fxshard's own operators, on the device on which it supports most."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found in one family; ``reason``: why it has no joint graph, then the rest is empty.
+    """The results of one family; ``reason``: why it has no joint graph, in which case the rest is empty.
 
-    ``fallbacks``: operators without a rule; ``whole``: those with a rule that offers nothing for a call with something to
-    shard, and its note; ``dtensor``: operators with a tensor operand that DTensor knows neither a rule, a strategy nor a
-    decomposition for.
+    ``fallbacks``: operators without a rule; ``whole``: operator -> note of its rule, if the rule only replicates a call that has something
+    to shard; ``dtensor``: operators with a tensor operand for which DTensor has no rule, strategy or decomposition.
     """
 
     family: str
@@ -82,7 +81,7 @@ def row(family: Family) -> Row:
 
 
 def _whole(annotated: list[Annotated]) -> dict[str, str]:
-    """Operators with one option on every mesh, for a call with something to shard; with their notes."""
+    """Operators with a call that has something to shard but only one option on every mesh, with the notes of their rules."""
     calls = annotated[0].calls
     single = [n for n, c in calls.items() if _has_something(c) and all(len(a.specs[n]) == 1 for a in annotated)]
     entries = {calls[n].op: (lookup(calls[n].op), calls[n]) for n in reversed(single)}
@@ -90,13 +89,14 @@ def _whole(annotated: list[Annotated]) -> dict[str, str]:
 
 
 def _has_something(call: Call) -> bool:
-    """More than one element in a result, or in an operand that is read for its values."""
+    """Whether a result, or an operand whose values are read, has more than one element."""
     read = () if call.op.startswith("aten.new_") else call.operands
     return any(math.prod(m.shape) > 1 for m in (*read, *call.outputs) if m is not None)
 
 
 def _known_to_dtensor(call: Call) -> bool:
-    """An operator that takes no tensors never comes to DTensor; one of fxshard's own has to have a counterpart."""
+    """DTensor never sees an operator without tensor operands, so that counts as known. fxshard's own operators are looked up by their aten
+    counterparts."""
     if not call.operands:
         return True
     name = COUNTERPARTS[call.op] if call.op.startswith("fxshard.") else call.op

@@ -1,4 +1,4 @@
-"""State space models and other recurrent ones, computed without their own kernels."""
+"""State space and other recurrent models, without their custom kernels."""
 
 from __future__ import annotations
 

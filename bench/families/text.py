@@ -20,7 +20,7 @@ def causal(model_type: str, dropout: bool, **changes: Any) -> Case:
 
 
 def masked(model_type: str, dropout: bool, **changes: Any) -> Case:
-    """An encoder that fills gaps in; the last tokens of the first row are padding."""
+    """An encoder that predicts masked tokens; the last tokens of the first row are padding."""
     from transformers import AutoModelForMaskedLM
 
     model = AutoModelForMaskedLM.from_config(config_of(model_type, dropout, **{**TINY, **changes}))
@@ -31,7 +31,7 @@ def masked(model_type: str, dropout: bool, **changes: Any) -> Case:
 
 
 def translated(model_type: str, dropout: bool, **changes: Any) -> Case:
-    """An encoder that reads 8 tokens and a decoder that writes 6."""
+    """An encoder of 8 tokens and a decoder of 6."""
     from transformers import AutoModelForSeq2SeqLM
 
     model = AutoModelForSeq2SeqLM.from_config(config_of(model_type, dropout, use_cache=False, **{**TINY, **changes}))

@@ -1,1 +1,1 @@
-"""The demo's training under random kills: ends where an undisturbed run ends, bit for bit."""
+"""The demo's training under random kills: its result equals that of an undisturbed run, bit for bit."""

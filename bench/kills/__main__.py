@@ -1,4 +1,4 @@
-"""``python -m bench.kills``: an undisturbed run and one under kills, and whether they end with the same bits."""
+"""``python -m bench.kills``: an undisturbed run and a run under kills, and whether their results are bit-identical."""
 
 from __future__ import annotations
 

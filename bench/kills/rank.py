@@ -1,4 +1,4 @@
-"""One rank of a run that may be killed at any time: it goes on from the last checkpoint."""
+"""One rank of a run that may be killed at any time: it continues from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DROPOUT, RATE = 0.1, 1e-3
 
 @dataclass(frozen=True)
 class Settings:
-    """``every``: steps between checkpoints; ``small``: a model of two layers in place of the demo's."""
+    """``every``: steps between checkpoints; ``small``: a model of two layers instead of the demo's."""
 
     ranks: int = 2
     steps: int = 500
@@ -32,7 +32,7 @@ class Settings:
 
 
 class Data:
-    """Batches of the text, drawn at random; its position is a state of its own."""
+    """Random batches of the text; its position in the text is state that a checkpoint saves."""
 
     def __init__(self, text: Tensor) -> None:
         self.text, self.draw = text, torch.Generator().manual_seed(0)
@@ -50,7 +50,7 @@ class Data:
 
 
 class Small(nn.Module):
-    """Guesses the next byte from the present one."""
+    """Predicts the next byte from the current one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Small(nn.Module):
 
 
 def model(small: bool) -> nn.Module:
-    """The demo's Llama, with dropout after each feed-forward; or the small one. The same weights wherever it is made."""
+    """The demo's Llama with dropout after each feed-forward, or the small model. Every process gets the same weights."""
     torch.manual_seed(0)
     if small:
         return Small()
@@ -73,9 +73,9 @@ def model(small: bool) -> nn.Module:
 
 
 def main(settings: Settings, folder: Path, rank: int, port: int, hold: bool = False) -> None:
-    """Steps from the last checkpoint in ``folder``, if there is one, to the last; its log has a line for each.
+    """Trains from the last checkpoint in ``folder``, if there is one, to the last step; the log has a line per step.
 
-    ``hold``: wait for a pending kill after the last step, before saving it.
+    ``hold``: wait for a pending kill after the last step, before saving.
     """
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))

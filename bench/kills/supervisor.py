@@ -1,4 +1,4 @@
-"""Starts ranks, kills one of them at random times, and starts all again, until the run is through."""
+"""Starts ranks, kills one of them at random times, and restarts all, until the run is complete."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fxshard.errors import RunError
 from fxshard.runtime.checkpoint import open_checkpoint
 
 SECONDS = 1800
-"""After this long without an end the ranks are ended and the run fails."""
-_CONTEXT: Any = mp.get_context("forkserver")  # torch is imported once, in the server, not at each start of a rank
+"""After this time the ranks are ended and the run fails."""
+_CONTEXT: Any = mp.get_context("forkserver")  # the server imports torch once, instead of each rank at each start
 _CONTEXT.set_forkserver_preload(["bench.kills.rank", "fxshard.runtime.backend.backend", "torch._inductor.compile_fx"])
 _STEP = re.compile(rb"step (\d+) ")
 
 
 @dataclass
 class Run:
-    """What a run was: after which step of its own each kill came, how many steps were done in all, and its wall time."""
+    """The history of a run: the step of the killed rank after which each kill came, the starts, all steps done, and the wall time."""
 
     killed_at: list[int] = field(default_factory=list)
     starts: int = 0
@@ -35,11 +35,11 @@ class Run:
 
 
 def run(settings: Settings, folder: Path, kills: int, seed: int) -> Run:
-    """Trains in ``folder`` to the last step, with ``kills`` SIGKILLs of random ranks on the way; raises RunError when a rank fails.
+    """Trains in ``folder`` to the last step, with ``kills`` SIGKILLs of random ranks meanwhile; raises RunError if a rank fails.
 
-    Kills come evenly over the steps on average: each at a random step that nobody has reached yet, after a random part of
-    a second, so that they meet forward, backward, the optimiser and saving alike; every fourth one while the ranks start.
-    However fast the steps are, every kill happens: ranks wait for a pending one before they save the last step.
+    Kills are spread evenly over the steps: each comes at a random step that no rank has reached yet, after a random fraction of a second,
+    so that it can hit the forward, the backward, the optimiser or a save. Every fourth one comes while the ranks start. Every kill happens,
+    however fast the steps are: ranks wait for a pending kill before they save the last step.
     """
     draw, said, start = random.Random(seed), Run(), time.monotonic()
     steps = sorted(draw.sample(range(1, settings.steps), kills))
@@ -61,7 +61,7 @@ class Kill:
 
 
 def _one_life(settings: Settings, folder: Path, said: Run, kill: Kill | None, victim: int, until: float) -> bool:
-    """From the start of all ranks to a kill or the end; whether it was the end."""
+    """Runs all ranks until a kill or the end; returns whether it was the end."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     log, due = log_of(folder, 0), math.inf
     log.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ def _one_life(settings: Settings, folder: Path, said: Run, kill: Kill | None, vi
                 return False
             time.sleep(0.01)
     finally:
-        for rank in ranks:  # those that survive a kill are ended: all begin again from one checkpoint
+        for rank in ranks:  # ranks that survive a kill are ended too: all restart from one checkpoint
             rank.kill()
         for rank in ranks:
             rank.join()
@@ -92,13 +92,13 @@ def _one_life(settings: Settings, folder: Path, said: Run, kill: Kill | None, vi
 
 
 def _step(log: Path) -> int:
-    """The last step in a rank's output; 0 before the first."""
+    """The number of the last step in a rank's output; 0 before the first."""
     found = _STEP.findall(log.read_bytes() if log.exists() else b"")
     return int(found[-1]) if found else 0
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """What two checkpoints do not have alike, bit for bit: tensors by name, and ``values`` for the rest; [] for nothing."""
+    """The differences between two checkpoints, bit for bit: names of tensors, and ``values`` for everything else; [] if they are equal."""
     a, b = open_checkpoint(one), open_checkpoint(other)
     names = sorted(set(a.index.entries) ^ set(b.index.entries))
     for name in sorted(set(a.index.entries) & set(b.index.entries)):

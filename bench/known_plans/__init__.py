@@ -1,1 +1,2 @@
-"""Known plans beside what fxshard finds in the setting in which each is known to be best: ``python -m bench.known_plans``."""
+"""Known plans compared with the plans that fxshard finds, each in a setting for which it is known to be best: ``python -m
+bench.known_plans``."""

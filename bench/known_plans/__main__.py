@@ -1,8 +1,8 @@
-"""``python -m bench.known_plans [NAME ...]``: what known plans send and cost, and what fxshard finds in the same setting.
+"""``python -m bench.known_plans [NAME ...]``: the bytes and costs of known plans, and of the plans that fxshard finds in the same settings.
 
-Bytes are those that a rank sends in one step of forward and backward. "formula" is exact (``bench.known_plans.formulas``); "papers leave
-out" is the part of it that they do not count; "known" is the plan with the known layouts pinned, which has to send just that;
-"found" is the plan without pins. ``--details`` adds each formula's terms and the difference between the two plans.
+Bytes are those that a rank sends in one step, forward and backward. "formula" is exact (``bench.known_plans.formulas``); "papers leave out"
+is the part of the formula that the papers do not count; "known" is the plan with the known layouts pinned, which must send exactly the
+formula's bytes; "found" is the plan without pins. ``--details`` adds each formula's terms and the difference between the two plans.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEADERS = ("plan", "mesh", "formula MB", "papers leave out", "known MB", "found 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the table; 1 if a known plan does not send what its formula says, or costs less than what was found."""
+    """Prints the table; returns 1 if a known plan does not send the bytes of its formula, or costs less than the plan found."""
     parser = argparse.ArgumentParser(prog="python -m bench.known_plans", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"settings; default: all of {', '.join(SETTINGS)}")
     parser.add_argument("--details", action="store_true")

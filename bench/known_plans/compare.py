@@ -1,4 +1,4 @@
-"""One setting, three ways: the formula, the plan that is known (its layouts pinned), the plan that is found freely."""
+"""Compares, in one setting, the formula, the known plan (its layouts pinned) and the plan that the solver finds without pins."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fxshard.passes.trace.trace import trace
 from fxshard.plans.constraints import Constraint
 
 Traffic = dict[tuple[str, str], tuple[int, int]]
-"""(kind, axis) -> collectives and bytes that a rank sends in them."""
+"""(kind, axis) -> the number of collectives, and the bytes that a rank sends in them."""
 PROVEN = 1e-6
-"""Relative; sums of many floats differ by their order."""
+"""Relative tolerance of costs, which are sums of many floats in different orders."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a known plan is known to be best: a Llama's training step, a mesh, how its tokens come, and what a device holds.
+    """A setting in which a known plan is best: a Llama's training step, a mesh, the layout of its tokens, and a memory limit.
 
-    ``inputs``: the layout of tokens and targets; ``memory_limit``: bytes, None where memory is no matter; ``terms``: the formula;
-    ``constraints``: what both plans have to keep.
+    ``inputs``: the layout of tokens and targets; ``memory_limit``: bytes, None for no limit; ``terms``: the formula; ``constraints``: those
+    of both plans.
     """
 
     name: str
@@ -57,24 +57,24 @@ class Compared:
 
     @property
     def exact(self) -> bool:
-        """Whether the known plan sends what the formula says: the number of collectives and their bytes, by kind and axis."""
+        """Whether the known plan sends as the formula says: the same number of collectives and bytes, by kind and axis."""
         return traffic(self.known) == self.formula
 
     @property
     def no_worse(self) -> bool:
-        """Whether what was found costs at most what is known."""
+        """Whether the plan found costs at most as much as the known plan."""
         return self.found.objective <= self.known.objective * (1 + PROVEN)
 
 
 def compared(setting: Setting) -> Compared:
-    """Plans the setting twice."""
+    """Plans the setting with and without the known layouts."""
     graph = traced(setting.sizes)
     pins = setting.layouts.pins(graph)
     return Compared(setting, _planned(graph, setting, pins), _planned(graph, setting, None))
 
 
 def traced(sizes: Sizes) -> PlanningGraph:
-    """The training graph of a Llama in bfloat16 with its loss, its inputs tokens and targets."""
+    """The training graph of a Llama in bfloat16 with its loss; the inputs are tokens and targets."""
     with torch.device("meta"):
         model = Llama(sizes.config).to(torch.bfloat16)
         tokens = torch.empty(sizes.batch, sizes.length, dtype=torch.int64)

@@ -1,6 +1,6 @@
-"""Bytes that a rank sends in one training step under the plans that have names, exactly: what the papers count, and what they leave out.
+"""Exact formulas for the bytes that a rank sends in one training step under well-known plans, including what the papers do not count.
 
-Ring forms throughout. Sources: Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053: four all-reduces a layer, the vocabulary in
+Collectives are rings throughout. Sources: Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053: four all-reduces a layer, the vocabulary in
 parallel); sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198: each all-reduce becomes a reduce-scatter and an all-gather);
 data parallelism (Li et al. 2020, arXiv:2006.15704); ZeRO stage 3 (Rajbhandari et al. 2020, arXiv:1910.02054) and FSDP with hybrid
 sharding (Zhao et al. 2023, arXiv:2304.11277); Ulysses (Jacobs et al. 2023, arXiv:2309.14509).
@@ -15,12 +15,13 @@ from fractions import Fraction
 from examples.llama import LlamaConfig
 
 NUMBER = 4
-"""Bytes of a float32: statistics of the loss are kept in it."""
+"""Bytes of a float32, the dtype of the loss's statistics."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """``count`` collectives of one ``kind`` on ``axis`` in which each rank sends ``bytes`` all told; ``paper``: the papers count them."""
+    """``count`` collectives of one ``kind`` on ``axis``, in which each rank sends ``bytes`` in total; ``paper``: whether the papers count
+    them."""
 
     what: str
     kind: str
@@ -32,7 +33,8 @@ class Term:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A Llama's step: its config, sequences and their length, bytes of an element of weights, gradients and activations."""
+    """The sizes of a Llama's step: its config, the number of sequences, their length, and the bytes of an element (weights, gradients,
+    activations)."""
 
     config: LlamaConfig
     batch: int
@@ -55,30 +57,30 @@ class Sizes:
 
     @property
     def norms(self) -> int:
-        """How many vectors of H elements the norms have."""
+        """The number of norms' weights, each of H elements."""
         return 2 * self.config.layers + 1
 
     @property
     def tables(self) -> int:
-        """Elements of the embedding, and of the head."""
+        """Elements of the embedding; the head has as many."""
         return self.config.vocab * self.config.dim
 
 
 def term(what: str, kind: str, axis: str, n: int, buffer: int, count: int = 1, paper: bool = True) -> Term:
-    """``count`` collectives on ``n`` ranks of a ``buffer`` in bytes: all that is reduced, gathered or scattered, or what a rank has of
-    what is exchanged."""
+    """``count`` collectives on ``n`` ranks. ``buffer``, in bytes, is the whole tensor that is reduced, gathered or scattered; for an
+    all-to-all it is one rank's part."""
     sent = Fraction((2 if kind == "all_reduce" else 1) * (n - 1) * buffer, n)
     return Term(what, kind, axis, count, count * -(-sent.numerator // sent.denominator), paper)
 
 
 def megatron(s: Sizes, axis: str, t: int) -> tuple[Term, ...]:
-    """4 all-reduces of T H a layer: after attention and feed-forward, and of the gradients of what went into them."""
+    """4 all-reduces of T H per layer: of the results of attention and feed-forward, and of the gradients of their inputs."""
     stream = s.tokens * s.config.dim * s.element
     return (term("sums of the residual stream", "all_reduce", axis, t, stream, 4 * s.config.layers),)
 
 
 def vocabulary(s: Sizes, axis: str, t: int) -> tuple[Term, ...]:
-    """Embedding, head and loss cut by the vocabulary: two sums of T H, and the loss's of a number a token."""
+    """Embedding, head and loss sharded by the vocabulary: two all-reduces of T H, and those of the loss, with one number per token."""
     stream = s.tokens * s.config.dim * s.element
     return (
         term("rows looked up", "all_reduce", axis, t, stream),
@@ -88,14 +90,15 @@ def vocabulary(s: Sizes, axis: str, t: int) -> tuple[Term, ...]:
 
 
 def loss_by_vocabulary(tokens: int, axis: str, t: int) -> tuple[Term, ...]:
-    """Maximum, sum of exponentials and the target's score of each token in the forward, nothing in the backward."""
+    """Three all-reduces of one number per token in the forward (maximum, sum of exponentials, the target's score), none in the backward."""
     return (term("statistics of the loss", "all_reduce", axis, t, tokens * NUMBER, 3),)
 
 
 def sequence_parallel(s: Sizes, axis: str, t: int, groups: int = 1) -> tuple[Term, ...]:
-    """Each of Megatron's all-reduces is a reduce-scatter, and an all-gather before the next product; norms see a part of the sequence.
+    """Each of Megatron's all-reduces becomes a reduce-scatter, and an all-gather before the next product; norms work on shards of the
+    sequence.
 
-    ``groups``: of ranks that share the tokens.
+    ``groups``: the number of groups of ranks that divide the tokens among them.
     """
     tokens, layers = s.tokens // groups, s.config.layers
     stream = tokens * s.config.dim * s.element
@@ -112,7 +115,7 @@ def sequence_parallel(s: Sizes, axis: str, t: int, groups: int = 1) -> tuple[Ter
 
 
 def _weights(s: Sizes, what: str, kind: str, axis: str, n: int, parts: int = 1) -> Iterator[Term]:
-    """One collective a parameter, of which the ranks of a group have a ``parts``-th together."""
+    """One collective per parameter, or per 1/``parts`` of it if another axis shards it already."""
     yield from _matrices(s, what, kind, axis, n, parts)
     yield from _norms(s, what, kind, axis, n, parts)
 
@@ -128,7 +131,7 @@ def _of_layers(s: Sizes, what: str, kind: str, axis: str, n: int, parts: int) ->
 
 
 def _again(s: Sizes, axis: str, d: int, parts: int, gathers: int) -> tuple[Term, ...]:
-    """What is gathered beyond the first time: not the embedding, whose backward reads no table, and no norms, which are small."""
+    """The gathers after the first one: none for the embedding, whose backward does not read the table, nor for norms, which are small."""
     head = term("head again", "all_gather", axis, d, s.tables * s.element // parts)
     return (_of_layers(s, "weights again", "all_gather", axis, d, parts), head) * (gathers - 1)
 
@@ -138,18 +141,18 @@ def _norms(s: Sizes, what: str, kind: str, axis: str, n: int, parts: int = 1) ->
 
 
 def mean_loss(axes: Iterable[tuple[str, int]]) -> tuple[Term, ...]:
-    """The sum of the tokens' losses and that of their weights, where tokens are cut."""
+    """All-reduces of the sum of the tokens' losses and of the sum of their weights, on each axis that shards the tokens."""
     return tuple(term("sums of losses and weights", "all_reduce", axis, n, NUMBER, 2, paper=False) for axis, n in axes)
 
 
 def data_parallel(s: Sizes, axis: str, d: int) -> tuple[Term, ...]:
-    """Each gradient is summed once."""
+    """One all-reduce per gradient."""
     return (*_weights(s, "gradients", "all_reduce", axis, d), *mean_loss([(axis, d)]))
 
 
 def fully_sharded(s: Sizes, axis: str, d: int, gathers: int) -> tuple[Term, ...]:
-    """Each weight is gathered for the forward, matrices again for the backward where ``gathers`` is 2; its gradient is summed and
-    scattered."""
+    """Each weight is gathered for the forward, and a matrix again for the backward if ``gathers`` is 2; its gradient is
+    reduce-scattered."""
     return (
         *_weights(s, "weights", "all_gather", axis, d),
         *_again(s, axis, d, 1, gathers),
@@ -159,12 +162,13 @@ def fully_sharded(s: Sizes, axis: str, d: int, gathers: int) -> tuple[Term, ...]
 
 
 def hybrid(s: Sizes, axis: str, d: int, outer: str, r: int, gathers: int) -> tuple[Term, ...]:
-    """Fully sharded on ``axis``, and the sums of a shard's gradients over the replicas on ``outer``."""
+    """Fully sharded on ``axis``; the gradients of the shards are all-reduced over the replicas on ``outer``."""
     return (*fully_sharded(s, axis, d, gathers), *_weights(s, "gradients", "all_reduce", outer, r, d), *mean_loss([(outer, r)]))
 
 
 def sharded_and_tensor_parallel(s: Sizes, axis: str, d: int, inner: str, t: int, gathers: int) -> tuple[Term, ...]:
-    """Matrices cut by ``t`` are fully sharded on ``axis``, norms are whole; blocks are tensor and sequence parallel on ``inner``."""
+    """Blocks are tensor and sequence parallel on ``inner``, which has ``t`` ranks; the shards of matrices are fully sharded on ``axis``;
+    norms are replicated."""
     matrices = (
         *_matrices(s, "weights", "all_gather", axis, d, t),
         *_again(s, axis, d, t, gathers),
@@ -174,9 +178,9 @@ def sharded_and_tensor_parallel(s: Sizes, axis: str, d: int, inner: str, t: int,
 
 
 def ulysses(s: Sizes, axis: str, c: int) -> tuple[Term, ...]:
-    """q, k, v and what attention gives change from a part of the sequence to a part of the heads or back; likewise their gradients."""
+    """q, k and v go from shards of the sequence to shards of the heads, and the result of attention goes back; likewise their gradients."""
     tokens = s.tokens // c * s.element
     return (
-        term("q and the attended, and their gradients", "all_to_all", axis, c, tokens * s.config.dim, 4 * s.config.layers),
+        term("q and the result of attention, and their gradients", "all_to_all", axis, c, tokens * s.config.dim, 4 * s.config.layers),
         term("k and v, and their gradients", "all_to_all", axis, c, tokens * s.kv, 4 * s.config.layers),
     )

@@ -1,7 +1,7 @@
-"""The layouts that make a known plan, as pins: weights by what they are, the residual stream forward and backward, the loss.
+"""The layouts of a known plan, as pins on weights by their role, on the residual stream forward and backward, and on the loss.
 
-Everything else is left to the solver. What a paper says of a plan is bound so far that nothing cheaper is left within it; where the
-plan found freely is cheaper, ``fxshard.diff`` of the two says by what.
+The solver chooses everything else. The pins are strict enough that the cheapest plan within them is the paper's. If the plan found without
+pins is cheaper, ``fxshard.diff`` of the two shows why.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ ROWS = ("layers.*.attention.wo.weight", "layers.*.feed_forward.w2.weight")
 
 @dataclass(frozen=True)
 class KnownLayouts:
-    """Layouts as text, one placement an axis; None where the rest decides.
+    """Layouts as text, one placement per axis; None leaves the layout to the solver.
 
-    ``columns``: of weights whose outputs a block cuts (q, k, v, the feed-forward's first), ``rows``: of those whose inputs it cuts;
-    ``norms``, ``tables`` (embedding and head); ``stream``: [batch, length, H] between the blocks, its gradients, and what norms give;
-    ``added``: what attention and feed-forward give, to be added to it; ``learned``: gradients of the norms' weights where they are
-    computed; ``embedded``: what the embedding gives; ``statistics``: of the loss, [tokens] (P for the maximum too); ``sums``: its
-    two sums over tokens; ``looked_up``: the gradient of the embedding's table where it is computed.
+    Weights: ``columns``: those that tensor parallelism shards by outputs (q, k, v, the feed-forward's first two), ``rows``: those that it
+    shards by inputs (the last ones), ``norms``, ``tables`` (embedding and head). Values: ``stream``: the residual stream [batch, length,
+    H], its gradients, and the results of norms; ``added``: the results of attention and feed-forward, which are added to it; ``learned``:
+    the gradients of the norms' weights, as computed; ``embedded``: the result of the embedding; ``statistics``: those of the loss, [tokens]
+    (P means P(max) for the maximum); ``sums``: the loss's two sums over tokens; ``looked_up``: the gradient of the embedding's table, as
+    computed.
     """
 
     columns: str
@@ -42,7 +43,7 @@ class KnownLayouts:
     looked_up: str | None = None
 
     def pins(self, graph: PlanningGraph) -> dict[str, str]:
-        """By the names of parameters and nodes of a Llama's training graph."""
+        """Name of a parameter or node of a Llama's training graph -> its layout."""
         roles = {**dict.fromkeys(COLUMNS, self.columns), **dict.fromkeys(ROWS, self.rows), "*norm.weight": self.norms, "*": self.tables}
         names = [end.name for end in graph.inputs_of("parameter")]
         pins = {name: next(layout for role, layout in roles.items() if fnmatch(name, role)) for name in names}
@@ -70,9 +71,9 @@ class KnownLayouts:
 
 
 def _in_stream(graph: PlanningGraph, node: fx.Node) -> bool:
-    """Sums of two tensors of its shape, but for those of products: what each rank has of these is still to be summed over ranks.
+    """Whether the node is part of the residual stream, or the result of a norm.
 
-    And what goes into the first products of a block: the results of norms.
+    Additions of the stream's shape are part of it, except those that only add up matrix products, which may still be partial sums.
     """
     if str(node.target) == "aten.add.Tensor":
         return _shape(node) == _stream_shape(graph) and not _is_product(node)
@@ -80,12 +81,12 @@ def _in_stream(graph: PlanningGraph, node: fx.Node) -> bool:
 
 
 def _returned(graph: PlanningGraph, node: fx.Node, *modules: str) -> bool:
-    """Whether it is what a module gives whose name ends so."""
+    """Whether the node is the result of a module whose name ends with one of ``modules``."""
     return any(node.name in call for name, calls in graph.returned.items() if name.endswith(modules) for call in calls)
 
 
 def _is_product(node: fx.Node) -> bool:
-    """A matrix product, or a sum of such."""
+    """Whether the node is a matrix product, or a sum of matrix products."""
     if str(node.target) == "aten.add.Tensor":
         return all(_is_product(o) for o in operands(node))
     return str(node.target) == "fxshard.einsum.default"

@@ -1,4 +1,4 @@
-"""The settings: in each, one known plan is known to be best."""
+"""The settings, in each of which one known plan is known to be best."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ NARROW = LlamaConfig(vocab=8192, layers=2, dim=1024, heads=32, kv_heads=8, ffn=4
 TENSOR = KnownLayouts("S(0)", "S(1)", "R", "S(0)", "R", added="P", embedded="P", statistics="P")
 DATA = KnownLayouts("R", "R", "R", "R", "S(0)", learned="P", sums="P")
 CUT = tuple(fxshard.Forbid(name, "R") for name in ("tok_embeddings.weight", "output.weight", "layers.*.w?.weight"))
-"""No matrix is whole on a rank."""
+"""No matrix may be replicated."""
 SPREAD = tuple(fxshard.Forbid(name, "R") for name in ("layers.?", "layers.?.*norm", "layers.?.attention", "output"))
-"""Nor is what layers, norms and attention give, nor are logits: tokens stay spread."""
+"""The results of layers, norms and attention, and the logits, may not be replicated: tokens stay sharded."""
 
 
 def megatron() -> Setting:
     sizes = Sizes(WIDE, batch=1, length=128)
     terms = (*formulas.megatron(sizes, "tp", 8), *formulas.vocabulary(sizes, "tp", 8))
-    best = "one short sequence, whole on each rank: activations are small beside the weights"
+    best = "one short sequence, replicated: activations are small compared with the weights"
     return Setting("Megatron", best, sizes, Mesh({"tp": 8}, "h100"), "R", TENSOR, terms)
 
 
 def megatron_by_bytes() -> Setting:
-    """As ``megatron``; no matrix may be whole, for with whole ones nothing is sent."""
+    """Like ``megatron``, but no matrix may be replicated, because a plan that replicates all of them sends nothing."""
     return replace(megatron(), name="Megatron, bytes", objective="communication", constraints=CUT)
 
 
 def sequence() -> Setting:
     sizes = Sizes(WIDE, batch=1, length=4096)
     layouts = replace(TENSOR, stream="S(1)", learned="P")
-    best = "one long sequence, of which norms and residuals are to be cut too"
+    best = "one long sequence: it is worth sharding norms and residuals too"
     terms = formulas.sequence_parallel(sizes, "tp", 8)
     return Setting("Megatron + sequence", best, sizes, Mesh({"tp": 8}, "h100"), "R", layouts, terms)
 
 
 def sequence_by_bytes() -> Setting:
-    """Of a sequence as long as that of ``sequence`` it is cheaper to gather the weights of attention."""
+    """Like ``sequence``, but shorter: for a sequence as long as that, gathering the weights of attention sends less."""
     sizes = Sizes(WIDE, batch=1, length=512)
     terms = formulas.sequence_parallel(sizes, "tp", 8)
     name = "Megatron + sequence, bytes"
@@ -65,12 +65,12 @@ def vocabulary_by_bytes() -> Setting:
 
 def data() -> Setting:
     sizes = Sizes(NARROW, batch=64, length=2048)
-    best = "a large batch and small weights, memory is no matter"
+    best = "a large batch, small weights, no memory limit"
     return Setting("DDP", best, sizes, Mesh({"dp": 8}, "h100"), "S(0)", DATA, formulas.data_parallel(sizes, "dp", 8))
 
 
 def data_by_bytes() -> Setting:
-    """As ``data``; tokens have to stay spread, for with all of them on each rank next to nothing is sent."""
+    """Like ``data``, but tokens must stay sharded, because a plan with all tokens on each rank sends almost nothing."""
     return replace(data(), name="DDP, bytes", objective="communication", constraints=SPREAD)
 
 
@@ -87,7 +87,7 @@ def sharded_by_bytes() -> Setting:
 
 
 def sharded_again() -> Setting:
-    """As ``sharded``, wide and with room for next to no gathered weight beside what the backward reads of the forward."""
+    """Like ``sharded``, but wide, and with almost no room for gathered weights beside the saved activations."""
     sizes = Sizes(replace(WIDE, vocab=8192), batch=16, length=4096)
     terms = formulas.fully_sharded(sizes, "dp", 8, gathers=2)
     best = "data parallel, and a device has no room for weights that are kept gathered from the forward to the backward"
@@ -104,7 +104,7 @@ def hybrid() -> Setting:
 
 
 def hybrid_by_bytes() -> Setting:
-    """FSDP over both axes sends as much; links are no matter by bytes."""
+    """FSDP over both axes sends as much, because bytes do not depend on the links."""
     whole = [fxshard.Forbid(one.name, "RR") for one in CUT]
     spread = [fxshard.Forbid(one.name, "R", axis=axis) for one in SPREAD for axis in ("dp", "fsdp")]
     return replace(hybrid(), name="HSDP, bytes", objective="communication", memory_limit=None, constraints=(*whole, *spread))
@@ -141,7 +141,7 @@ def ulysses() -> Setting:
     sizes = Sizes(NARROW, batch=1, length=65536)
     layouts = replace(DATA, stream="S(1)")
     terms = (*formulas.ulysses(sizes, "cp", 8), *formulas.data_parallel(sizes, "cp", 8))
-    best = "one very long sequence that comes cut"
+    best = "one very long sequence, sharded"
     return Setting("Ulysses", best, sizes, Mesh({"cp": 8}, "h100"), "S(1)", layouts, terms)
 
 

@@ -1,1 +1,2 @@
-"""Operator coverage beside DTensor, over torch's own list of operators with example inputs: ``python -m bench.operators``."""
+"""Operator coverage compared with DTensor's, over torch's own list of operators with example inputs (``op_db``): ``python -m
+bench.operators``."""

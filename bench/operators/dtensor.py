@@ -1,7 +1,7 @@
-"""DTensor's side: inputs distributed, the operator called on them, results made whole.
+"""DTensor's side: distributes the inputs, calls the operator on them and gathers the results.
 
-All ranks run in this process. First in LocalTensorMode, which is fast; what is not right there is run again on one thread
-a rank over torch's threaded process group, whose word counts: the fast mode has faults of its own.
+All ranks run in this process, first in LocalTensorMode, which is fast but has faults of its own. A combination that fails there runs again
+with one thread per rank over torch's threaded process group, and that result counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.operators.verdict import Finding
 
 NO_STRATEGY = "does not have a sharding strategy registered"
 PATIENCE = 20
-"""Seconds that the threads of one combination may take."""
+"""Time limit in seconds for the threads of one combination."""
 
 
 Placements = Sequence[int | None]
@@ -37,7 +37,7 @@ class Theirs:
         self.checked: dict[str, Finding] = {}
 
     def run(self, placements: tuple[int | None, ...]) -> Finding:
-        """One combination; a failure that threads have confirmed for this sample is not run in threads again."""
+        """Runs one combination. A failure that threads have confirmed once for this sample is not run in threads again."""
         found = self._judged(lambda: _in_one(self.sample, placements, self.truth, self.grad))
         if found.kind in ("right", "no strategy"):
             return found
@@ -67,7 +67,7 @@ class Theirs:
 
 
 def step(sample: Sample, placements: Placements, mesh: DeviceMesh, tangents: Sequence[Any], grad: bool) -> tuple[list[Any], list[Any]]:
-    """What each rank does: distribute, call, make whole; with ``grad`` the gradients too."""
+    """One rank's work: distribute, call, gather; with ``grad`` for the gradients too."""
     args, kwargs = sample.fresh(grad)
     left = iter(placements)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _distributed(t, next(left), mesh), (args, kwargs))

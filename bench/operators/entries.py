@@ -1,4 +1,4 @@
-"""What is run: entries of torch's operator database, a few of their samples, and the placements of their inputs."""
+"""The entries of torch's operator database, a few samples of each, and the placements of their inputs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from torch.utils import _pytree as pytree
 from fxshard._torch_compat import operator_database
 
 SAMPLES = 4
-"""Samples an entry, one from each quarter of its list."""
+"""Samples per entry, one from each quarter of its list."""
 COMBINATIONS = 12
-"""Combinations of input placements a sample: all replicated, and others at random."""
+"""Combinations of input placements per sample: all replicated, and random ones."""
 WORLDS = (4, 2)
-"""Ranks of the one mesh axis, in turn from sample to sample."""
+"""Sizes of the mesh's one axis; the samples take them in turn."""
 PREFERRED = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool)
 SEED = 20260
 
 UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_"})
-"""Entries whose results hold whatever was in memory: torch is asked to fill it (NaN, the greatest whole number) on both sides."""
+"""Entries whose results contain uninitialised memory, which torch fills (with NaN or the largest integer) on both sides."""
 
 
 class Skipped(Exception):
-    """An entry or a sample that cannot run on one device here, with the reason."""
+    """The reason why an entry or a sample cannot run on one device here."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: ``function(*args, **kwargs)``; ``placements``: per combination one entry a tensor, None or the sharded dim."""
+    """One call: ``function(*args, **kwargs)``; ``placements``: for each combination one item per tensor, None or the sharded dim."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -46,7 +46,7 @@ class Sample:
     seed: int
 
     def fresh(self, grad: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with memory of their own; tensors that the sample wants a gradient of ask for one if ``grad``."""
+        """Copies of the arguments; with ``grad``, tensors for which the sample wants a gradient require one."""
         return pytree.tree_map(lambda a: _copy(a, grad), (self.args, dict(self.kwargs)))
 
     @property
@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the database: ``key`` is unique, ``dtype`` the one it is run in."""
+    """One entry of the database: ``key`` is unique; ``dtype`` is the one in which it runs."""
 
     key: str
     info: Any
@@ -68,7 +68,7 @@ class Entry:
 
 
 def entries() -> dict[str, Any]:
-    """All entries by key: names, made unique by their variant."""
+    """All entries by key, which is the name and the variant."""
     found: dict[str, Any] = {}
     for info in operator_database():
         key = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
@@ -79,7 +79,7 @@ def entries() -> dict[str, Any]:
 
 
 def entry(key: str, info: Any) -> Entry:
-    """The entry in float64 where it can; raises Skipped where no dtype runs on the CPU."""
+    """The entry, in float64 if possible; raises Skipped if no dtype runs on the CPU."""
     supported = info.supported_dtypes("cpu")
     if not supported:
         raise Skipped("torch has no CPU kernel of it")
@@ -100,7 +100,7 @@ def samples(one: Entry, count: int = SAMPLES, combinations: int = COMBINATIONS) 
 
 
 def _spread(size: int, count: int, draw: random.Random) -> list[int]:
-    """At most ``count`` places of a list, one from each equal part of it."""
+    """At most ``count`` positions of a list, one from each of as many equal parts."""
     parts = min(size, count)
     return [draw.randrange(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
 
@@ -125,7 +125,7 @@ def _combinations(choices: Sequence[Sequence[int | None]], most: int, draw: rand
 
 
 def _processed(op: Callable[..., Any], process: Callable[[Any], Any]) -> Callable[..., Any]:
-    """``op`` with what the database says makes its result unique (eigenvectors up to their signs, ...)."""
+    """``op``, followed by the database's function that makes its result unique (eigenvectors, for example, have arbitrary signs)."""
     probe = object()
     try:
         if process(probe) is probe:
@@ -140,7 +140,7 @@ def _processed(op: Callable[..., Any], process: Callable[[Any], Any]) -> Callabl
 
 
 def _copy(value: Any, grad: bool) -> Any:
-    """Strides are kept: some samples are there for them."""
+    """A copy with the same strides, because some samples test these."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout != torch.strided:
@@ -157,7 +157,7 @@ def _dense(value: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def defined_memory(info: Any) -> Iterator[None]:
-    """While it lasts, memory that an entry of ``UNDEFINED`` does not write is filled."""
+    """A context in which torch fills memory that an entry of ``UNDEFINED`` does not write."""
     torch.use_deterministic_algorithms(info.name in UNDEFINED, warn_only=True)
     try:
         yield
@@ -172,7 +172,7 @@ def _seed_all(seed: int) -> None:
 
 
 def without_frozen_seeds() -> None:
-    """The database wraps random operators so that each call starts at one seed; here the operators themselves are run."""
+    """Unwraps random operators: the database wraps them so that each call starts with the same seed."""
     for module in [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal")]:
         if hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = _direct
@@ -183,7 +183,7 @@ def _direct(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def keys(pattern: str | None = None) -> Iterator[str]:
-    """Keys in the order of the database, those that match ``pattern`` only."""
+    """The keys that match ``pattern``, in the order of the database."""
     import re
 
     return (key for key in entries() if pattern is None or re.fullmatch(pattern, key))

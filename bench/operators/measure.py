@@ -1,4 +1,4 @@
-"""One entry on both sides."""
+"""Measures one entry on both sides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS = ("forward", "backward")
 
 
 def prepare() -> None:
-    """Once a process: quiet, and the database's random operators as they are."""
+    """Prepares a process: no warnings, and random operators without the database's fixed seeds."""
     entries()
     without_frozen_seeds()
     warnings.simplefilter("ignore")
@@ -26,7 +26,7 @@ def prepare() -> None:
 
 
 def measure(key: str, count: int, combinations: int, sides: tuple[str, ...] = ("ours", "dtensor")) -> dict[str, Any]:
-    """All that is said of the entry ``key``, ready for JSON."""
+    """The record of the entry ``key``, ready for JSON."""
     start = time.process_time()
     record: dict[str, Any] = {"key": key, "caps": [count, combinations]}
     findings: dict[tuple[str, str], list[Finding]] = {(side, way): [] for side in sides for way in WAYS}

@@ -1,4 +1,4 @@
-"""Model families: which operators of their joint graphs only replicate; kept like the records of operators."""
+"""Model families, and the operators of their joint graphs that are only replicated. The records are stored like those of operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prepare() -> None:
 
 
 def measure(workers: int = 2) -> list[Row]:
-    """A row for each family."""
+    """One row per family."""
     records = resumed(STATE, list(BY_NAME), _record, prepare, workers, LIMIT, _lost, "family")
     return [Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items() if k != "key"}) for record in records]
 
@@ -48,7 +48,7 @@ def coverage(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
 
 
 def listed(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """(what, names): families without a joint graph, operators whose rule keeps some call whole."""
+    """(what, names): families without a joint graph, and operators whose rule replicates some call."""
     whole: dict[str, Any] = {op: note for r in rows for op, note in dict(r.whole).items()}
     untraced = [(r.family, r.reason.splitlines()[0]) for r in rows if r.reason]
-    return [*untraced, *((op, note or "its sizes leave nothing to cut in these models") for op, note in sorted(whole.items()))]
+    return [*untraced, *((op, note or "its sizes leave nothing to shard in these models") for op, note in sorted(whole.items()))]

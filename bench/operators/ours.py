@@ -1,4 +1,4 @@
-"""fxshard's side: trace, annotate, a random legal plan with the inputs where the combination says, lower, simulate."""
+"""fxshard's side: trace, annotate, draw a random legal plan with the inputs in the combination's placements, lower, simulate."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class Ours:
         self.replicated: Simulation | None = None
 
     def fallbacks(self) -> list[str]:
-        """Operators without a rule that the graph has."""
+        """The graph's operators without a rule."""
         return sorted({str(self.graph.by_name[name].target) for name, why in self.annotated.fallbacks if why.startswith(NO_RULE)})
 
     def notes(self) -> list[str]:
-        """What rules say about why they offer no more."""
+        """The reasons that rules give for not offering more."""
         calls = self.annotated.calls.values()
         return sorted({f"{c.op}: {s.reason}" for c in calls for s in [op_strategy(c, self.annotated.mesh)] if s.reason and not s.fallback})
 
     def run(self, placements: tuple[int | None, ...], seed: int) -> Finding:
-        """One combination; what is wrong with it, if anything."""
+        """Runs one combination, and compares its results with the truth."""
         layouts = {
             name: Layout([Replicate() if dim is None else Shard(dim)]) for name, dim in zip(self.inputs, placements, strict=True) if name
         }
@@ -88,7 +88,7 @@ class Ours:
         return difference(have, self.truth.outputs)
 
     def _grads(self, result: Simulation) -> str | None:
-        """A gradient that one device has not is a zero to others."""
+        """A difference in the gradients, or None. A missing gradient equals one of zeros."""
         want = self.truth.grads if self.replicated is None else [self.replicated.grads.get(n) for n in self.inputs]
         for name, grad in zip(self.inputs, want, strict=True):
             have = result.grads.get(name)

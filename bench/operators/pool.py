@@ -1,4 +1,4 @@
-"""Entries run in processes of their own, with a time limit: a crash or a hang is a verdict, not the end."""
+"""Runs entries in separate processes with a time limit, so that a crash or a hang is a verdict and does not end the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Worker:
 
 
 def run_all(keys: Sequence[str], job: Job, setup: Callable[[], None], workers: int, limit: float) -> Iterator[tuple[str, Any]]:
-    """(key, record) as they come; the record is "crash" or "time" where the process died or was stopped."""
+    """Yields (key, record) as they finish; the record is "crash" if the process died, "time" if it was stopped."""
     todo = list(reversed(keys))
     pool = [_start(job, setup) for _ in range(min(workers, len(keys)))]
     try:
@@ -77,7 +77,7 @@ def _stop(worker: _Worker) -> None:
 
 
 def _serve(pipe: Connection, job: Job, setup: Callable[[], None]) -> None:
-    """The body of a process; what operators print is dropped."""
+    """The body of a process; output that operators print is discarded."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nothing, stream)

@@ -1,4 +1,4 @@
-"""docs/operators.md from the records: the table, our exceptions with their reasons, DTensor's by cause."""
+"""Writes docs/operators.md from the records: the table, fxshard's exceptions with their reasons, DTensor's by cause."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bench.operators.entries import UNDEFINED, WORLDS
 Record = dict[str, Any]
 Row = tuple[str, str, str]
 SIDES = ("ours", "dtensor")
-LISTED = "Families whose joint graph could not be traced, and operators that have a rule by which some call in these models stays whole."
+LISTED = "Families whose joint graph could not be traced, and operators whose rule replicates some call in these models."
 RAN = ("right", "wrong", "error", "no strategy", "crash", "time")
 
 
 def coverage_rows(records: Sequence[Record]) -> list[Row]:
-    """Entries right, and wrong answers, forward and backward, of those that run on one device."""
+    """The numbers of right entries and of wrong answers, forward and backward, among the entries that run on one device."""
     rows: list[Row] = []
     for way in ("forward", "backward"):
         able = [r for r in records if any(r[side][way]["kind"] in RAN for side in SIDES if side in r)]
@@ -43,56 +43,57 @@ def write_report(
     families: Sequence[Family],
     measured: date,
 ) -> None:
-    """Writes the page; ``records`` in the order of torch's list, ``core`` of the core operators, ``families`` of the models."""
+    """Writes the page from the ``records`` of entries in the order of torch's list, those of ``core`` operators and the rows of
+    ``families``."""
     rows = [*coverage_rows(records), *rules.rows(core), *models.coverage(families)]
     parts = [
         "# Operator coverage",
         _about(records, samples, combinations, measured),
         tabulate(rows, ("", "fxshard", "DTensor"), tablefmt="github"),
-        "## What does not run right on fxshard",
+        "## Failures of fxshard",
         tabulate(exceptions(records, "ours"), ("entry", "way", "verdict", "reason"), tablefmt="github"),
-        "## What cannot run on one device here",
+        "## Entries that cannot run on one device here",
         tabulate(unable(records), ("reason", "entries"), tablefmt="github"),
-        "## What does not run right on DTensor, by cause",
+        "## Failures of DTensor, by cause",
         tabulate(causes(records), ("way", "cause", "entries", "for example"), tablefmt="github"),
-        "## Treated apart",
-        _apart(records),
+        "## Special cases",
+        _special_cases(records),
         "## Core operators that nothing shards",
         tabulate(rules.exceptions(core), ("operator", "reason"), tablefmt="github"),
-        "## Core operators that were not asked",
+        "## Core operators that could not be judged",
         tabulate(rules.not_asked(core), ("operator", "reason"), tablefmt="github"),
         "## Combinations that core operators allow and our rules do not offer",
         tabulate(rules.missing(core), ("operator", "combinations"), tablefmt="github"),
         "## Model families",
         f"{', '.join(f.family for f in families)}.\n\n{LISTED}",
         tabulate(models.listed(families), ("family or operator", "why"), tablefmt="github"),
-        "## Run replicated for want of a rule",
-        tabulate(replicated(records), ("operator", "entries that have it"), tablefmt="github"),
+        "## Operators that run replicated because they have no rule",
+        tabulate(replicated(records), ("operator", "entries that use it"), tablefmt="github"),
     ]
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _about(records: Sequence[Record], samples: int, combinations: int, measured: date) -> str:
     return (
-        f"Measured with torch {torch.__version__}, last on {measured}. "
-        f"Written by `make ops` over the {len(records)} entries of torch's `op_db`. Of each entry at most {samples} samples, one from "
-        f"each part of its list, on {' and '.join(map(str, WORLDS))} ranks in turn (one axis; shards uneven and empty where they come so); "
-        f"of each sample at most {combinations} combinations of input placements (replicated, or sharded on any dim longer than 1), the "
-        "same for both sides, all drawn from fixed seeds. In float64 where an entry has it. An entry is right if every combination gives "
-        "what the operator gives on one device, to 1e-9 of a tensor's norm; gradients are of random tangents. fxshard takes a random "
-        "legal plan for all but the inputs. DTensor runs in LocalTensorMode; what is not right there is run again on a thread a rank, "
-        "and that counts."
+        f"`make ops` writes this page. Last measured on {measured}, with torch {torch.__version__}, over the {len(records)} entries of "
+        f"torch's `op_db`. Each entry runs with at most {samples} samples, spread over its list, on one axis of "
+        f"{' and '.join(map(str, WORLDS))} ranks in turn; shards may be uneven or empty. Each sample runs with at most {combinations} "
+        "combinations of input placements (replicated, or sharded on any dim longer than 1), drawn from fixed seeds and equal for both "
+        "sides, in float64 if the entry supports it. An entry is right if every combination gives the operator's result on one device, "
+        "to 1e-9 of a tensor's norm; gradients are those of random tangents. fxshard draws a random legal plan for all values except the "
+        "inputs. DTensor runs in LocalTensorMode; a combination that fails there runs again with one thread per rank, and that result "
+        "counts."
     )
 
 
 def exceptions(records: Sequence[Record], side: str) -> list[tuple[str, str, str, str]]:
-    """(entry, way, verdict, reason) of all that ran and is not right."""
+    """(entry, way, verdict, reason) of all entries that ran and are not right."""
     bad = [(r["key"], way, r[side][way]) for r in records if side in r for way in ("forward", "backward")]
     return [(key, way, f["kind"], _cell(f["detail"])) for key, way, f in bad if f["kind"] in RAN and f["kind"] != "right"]
 
 
 def unable(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """(reason, entries) of those that one device does not run either."""
+    """(reason, entries) of the entries that cannot run on one device either."""
     found: dict[str, list[str]] = {}
     for record in records:
         finding = record[next(s for s in SIDES if s in record)]["forward"]
@@ -102,7 +103,7 @@ def unable(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def causes(records: Sequence[Record]) -> list[tuple[str, str, int, str]]:
-    """(way, cause, how many, a few): details without their numbers and names."""
+    """(way, cause, number of entries, a few of them); causes are errors without their numbers and names."""
     found: dict[tuple[str, str], list[str]] = {}
     for key, way, kind, detail in exceptions(records, "dtensor"):
         cause = "no sharding strategy" if kind == "no strategy" else "wrong answer" if kind == "wrong" else _general(detail)
@@ -112,7 +113,7 @@ def causes(records: Sequence[Record]) -> list[tuple[str, str, int, str]]:
 
 
 def _general(detail: str) -> str:
-    """An error without what differs from operator to operator."""
+    """An error message without the names and numbers that differ between operators."""
     text = re.sub(r"(aten|prims|torch)[.:]+[\w.:]+", "OPERATOR", detail)
     return re.sub(r"[\[(]?-?\d(?:[\d, x]*\d)?(?:,?[\])])?", "N", text)[:110]
 
@@ -122,13 +123,14 @@ def replicated(records: Sequence[Record]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _apart(records: Sequence[Record]) -> str:
+def _special_cases(records: Sequence[Record]) -> str:
     random = ", ".join(r["key"] for r in records if r.get("random"))
     filled = ", ".join(sorted(UNDEFINED))
     return (
-        f"Random (runs on one device differ from seed to seed), so held against the same program replicated on fxshard, and by shape and "
-        f"dtype only on DTensor: {random}.\n\nResults hold what was in memory, so torch is asked to fill it: {filled}.\n\nResults that are "
-        "not unique (eigenvectors, factors of a decomposition) are compared after the function that the database gives with the sample."
+        f"Random operators (runs on one device differ from seed to seed) are compared on fxshard with the same program replicated, and on "
+        f"DTensor by shape and dtype only: {random}.\n\nThese results contain uninitialised memory, which torch fills: {filled}.\n\n"
+        "Results that are not unique (eigenvectors, factors of a decomposition) are compared after a function that the database defines "
+        "for them."
     )
 
 

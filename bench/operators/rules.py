@@ -1,8 +1,9 @@
-"""The rules of torch's core operators, by the oracle: which are wrong, what share of all valid combinations they offer.
+"""Judges the rules of torch's core operators by the oracle: which are wrong, and which share of all valid combinations they offer.
 
     python -m bench.operators.rules [--samples 6] [--budget 400]
 
-Ours and DTensor's are asked about the same samples and the same combinations; what is valid is what the operators themselves say.
+fxshard's and DTensor's rules are asked about the same samples and combinations. The operators themselves decide which combinations are
+valid.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ STATE = Path(".ops/rules.jsonl")
 SAMPLES = 6
 LIMIT = 120.0
 DTENSOR_RANKS = (2, 4)
-"""Meshes on which DTensor is asked; a combination counts where it takes it on one of them."""
-DATA_DEPENDENT = "the size of the result depends on the numbers"
+"""Mesh sizes on which DTensor is asked; a combination counts if DTensor accepts it on one of them."""
+NO_NOTE = "no valid combination was found; the rule gives no reason"
 NO_SAMPLES = "torch has no samples"
-SYMBOLIC = "a question about a size, no operator on numbers"
+SYMBOLIC = "returns a size, does not compute with numbers"
 
 
 def core_operators() -> list[str]:
-    """The overloads of aten that are in ``torch.Tag.core``."""
+    """The aten overloads with the tag ``torch.Tag.core``."""
     packets = [getattr(torch.ops.aten, name, None) for name in sorted(dir(torch.ops.aten))]
     overloads = [getattr(p, o) for p in packets if hasattr(p, "overloads") for o in p.overloads()]
     return sorted({str(o) for o in overloads if torch.Tag.core in o.tags})
 
 
 def prepare() -> None:
-    """In every process: one thread, and a process group of which there is only one rank."""
+    """Prepares a process: one thread, and a fake process group."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -53,17 +54,17 @@ def prepare() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.operators.rules", description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples an operator")
-    parser.add_argument("--budget", type=int, default=400, help=f"combinations a sample (the oracle's own default is {BUDGET})")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples per operator")
+    parser.add_argument("--budget", type=int, default=400, help=f"combinations per sample (the oracle's own default is {BUDGET})")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="forget what was measured before")
+    parser.add_argument("--again", action="store_true", help="discard earlier records")
     options = parser.parse_args(arguments)
     print(tabulate(rows(measure(options.samples, options.budget, options.workers, options.again)), headers=["", "ours", "DTensor"]))
     return 0
 
 
 def measure(samples: int = SAMPLES, budget: int = 400, workers: int = 2, again: bool = False) -> list[Record]:
-    """One record a core operator; those in the state file are not measured again."""
+    """One record per core operator; those in the state file are not measured again."""
     if again:
         STATE.unlink(missing_ok=True)
     every, known = core_operators(), read_records(STATE)
@@ -75,14 +76,14 @@ def measure(samples: int = SAMPLES, budget: int = 400, workers: int = 2, again: 
 
 
 def _write_samples(ops: Sequence[str], count: int) -> None:
-    """For the processes; they are recorded in one run of torch's entries."""
+    """Writes the samples to a file for the processes; one run of torch's entries records them all."""
     found = record(ops)
     chosen = {op: spread_out(found.get(op) or direct_samples(op), count) for op in tqdm(ops, desc="samples", unit="operator")}
     torch.save({op: [(s.args, s.kwargs) for s in samples if _is_plain(s)] for op, samples in chosen.items()}, STATE.with_name("samples.pt"))
 
 
 def _is_plain(sample: Sample) -> bool:
-    """Whether it can be written: one with a generator cannot."""
+    """Whether the sample can be written to a file: one with a generator cannot."""
     try:
         torch.save((sample.args, sample.kwargs), io.BytesIO())
     except Exception:
@@ -97,7 +98,8 @@ def _samples(written: float) -> dict[str, Any]:
 
 
 def judge_operator(op: str, budget: int) -> Record:
-    """Counts for one operator: combinations that are valid, of these ours and DTensor's; our wrong ones in words."""
+    """The record of one operator: the number of valid combinations, how many of them fxshard and DTensor offer, and fxshard's wrong ones as
+    text."""
     given = _samples(os.path.getmtime(STATE.with_name("samples.pt")))[op]
     verdict = check_op(op, [Sample(op, args, kwargs) for args, kwargs in given], budget)
     valid = [(j.sample, o.inputs) for j in verdict.judged for o in (*j.valid, *(f.option for f in j.missing))]
@@ -117,7 +119,7 @@ def judge_operator(op: str, budget: int) -> Record:
 
 
 def _shards(verdict: Verdict) -> bool:
-    """Whether our rule cuts something in some sample, an output of a creation included."""
+    """Whether fxshard's rule shards a tensor in some sample; the output of a factory function counts."""
     from fxshard.mesh.mesh import Mesh
     from fxshard.strategies import op_strategy
     from fxshard.strategies.oracle.samples import call_of_sample, filled, run
@@ -145,7 +147,8 @@ def _theirs(sample: Sample, inputs: Sequence[Any]) -> bool:
 
 
 def _read_as(inputs: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The combination, and those that hold the same tensors: one that is whole is its own average, maximum and minimum, as ours may say."""
+    """The combination, and equivalent ones: a replicated tensor is also a pending average, maximum or minimum of itself, which fxshard's
+    rule may name instead."""
     found = [tuple(inputs)]
     for pending in dict.fromkeys(p for p in inputs if p in IDEMPOTENT):
         whole = [i for i, p in enumerate(inputs) if isinstance(p, Replicate)]
@@ -174,19 +177,19 @@ def rows(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     return [
         ("core operators with a rule that shards, where one exists", f"{shards[0]} of {len(possible)}", f"{shards[1]} of {len(possible)}"),
         ("valid combinations on core operators", f"{ours} of {valid} ({ours / valid:.1%})", f"{theirs} ({theirs / valid:.1%})"),
-        ("rules of core operators that are wrong", str(sum(bool(r["wrong"]) for r in judged)), "not asked"),
-        ("core operators whose kernels died while they were searched", str(len(records) - len(judged)), ""),
+        ("rules of core operators that are wrong", str(sum(bool(r["wrong"]) for r in judged)), "not judged"),
+        ("core operators whose kernels crashed while they were judged", str(len(records) - len(judged)), ""),
     ]
 
 
 def exceptions(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """(operator, reason) for core operators that were asked about, and that no combination was found for."""
+    """(operator, reason) for core operators for which no valid combination was found."""
     asked = [r for r in records if _why_not_asked(r) is None]
-    return [(r["key"], r["note"] or DATA_DEPENDENT) for r in asked if not r["valid"] and not r["shards"]]
+    return [(r["key"], r["note"] or NO_NOTE) for r in asked if not r["valid"] and not r["shards"]]
 
 
 def not_asked(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """(operator, reason) for core operators of which nothing is known."""
+    """(operator, reason) for core operators that could not be judged."""
     return [(r["key"], reason) for r in records if (reason := _why_not_asked(r)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""The run over all entries: resumable, two processes, one JSON line an entry, then the report."""
+"""Runs all entries in two processes, resumably, with one JSON line per entry, and then writes the report."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REPORT = Path("docs/operators.md")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.operators", description=__doc__)
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples an entry")
-    parser.add_argument("--combinations", type=int, default=COMBINATIONS, help="combinations of input placements a sample")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples per entry")
+    parser.add_argument("--combinations", type=int, default=COMBINATIONS, help="combinations of input placements per sample")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=240, help="seconds an entry may take")
+    parser.add_argument("--limit", type=float, default=240, help="time limit per entry, in seconds")
     parser.add_argument("--only", help="entries whose key matches this regular expression")
     parser.add_argument("--sides", default="ours,dtensor")
-    parser.add_argument("--again", action="store_true", help="forget what was measured before")
+    parser.add_argument("--again", action="store_true", help="discard earlier records")
     parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--report", type=Path, default=REPORT)
     options = parser.parse_args(arguments)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _side(side: str, every: Sequence[str], options: argparse.Namespace) -> list[Record]:
-    """The sides run by themselves: what one of them hangs in is no verdict on the other."""
+    """Runs one side alone, so that a hang there is no verdict on the other side."""
     job = partial(measure, count=options.samples, combinations=options.combinations, sides=(side,))
     path = options.state / f"{side}.jsonl"
     return resumed(path, every, job, prepare, options.workers, options.limit, partial(_lost, side=side), f"entry ({side})")

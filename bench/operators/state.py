@@ -1,4 +1,4 @@
-"""Records kept as they come, one JSON line each: a run that is stopped goes on where it was."""
+"""Stores each record as it comes, one JSON line each, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def resumed(
     lost: Callable[[str, str], Record],
     unit: str,
 ) -> list[Record]:
-    """A record for each of ``every`` key, in that order; those in the file at ``path`` are not made again.
+    """One record per key of ``every``, in that order; records in the file at ``path`` are not made again.
 
-    ``limit``: seconds for one; ``lost``: (key, "crash" or "time") -> the record of one whose process died or was stopped.
+    ``limit``: seconds per record; ``lost``: (key, "crash" or "time") -> the record of an entry whose process died or was stopped.
     """
     path.parent.mkdir(exist_ok=True)
     known = read_records(path)
@@ -42,7 +42,7 @@ def resumed(
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """Records by key; a last line that was cut short is left out."""
+    """Records by key; an incomplete last line is left out."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

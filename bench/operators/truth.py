@@ -1,4 +1,4 @@
-"""The truth: the operator itself on one device, and how a result is held against it."""
+"""The truth, which is the operator on one device, and the comparison of results with it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.utils import _pytree as pytree
 from bench.operators.entries import Sample, Skipped
 
 RTOL = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-5, torch.complex64: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-"""Relative to the norm of a tensor; what has no entry is compared exactly."""
+"""Tolerance relative to the tensor's norm; dtypes without an entry are compared exactly."""
 
 
 SEEDS = 4
-"""Runs from different seeds, of which one must differ for an operator to count as random."""
+"""The number of runs from different seeds; if one differs, the operator counts as random."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Flat results of one device; ``grads``: one entry a tensor argument, None without gradient; ``tangents``: one an output.
+    """The flattened results of one device; ``grads``: one per tensor argument, None without a gradient; ``tangents``: one per output.
 
-    ``random``: runs from different seeds differ, so only shapes and dtypes are the operator's word.
+    ``random``: runs from different seeds differ, so only shapes and dtypes can be compared.
     """
 
     outputs: list[Any]
@@ -34,7 +34,7 @@ class Truth:
 
 
 def truth(sample: Sample, grad: bool) -> Truth:
-    """Runs the operator; raises Skipped where it refuses its own sample here."""
+    """Runs the operator; raises Skipped if it refuses its own sample here."""
     try:
         outputs, grads, tangents = _run(sample, grad, sample.seed)
         again = [_run(sample, False, sample.seed + i)[0] for i in range(1, SEEDS)]
@@ -77,7 +77,7 @@ def tangents_of(outputs: Sequence[Any], seed: int) -> list[torch.Tensor | None]:
 
 
 def gradients(outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Gradients of sum(output * tangent), None where there is none; raises Skipped where nothing can have one."""
+    """Gradients of sum(output * tangent), None for an argument without one; raises Skipped if no output can have one."""
     pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None]
     wanted = [x for x in inputs if x.requires_grad]
     if not pairs or not wanted:
@@ -87,15 +87,15 @@ def gradients(outputs: Sequence[Any], tangents: Sequence[Any], inputs: Sequence[
 
 
 def scale_of(tensors: Sequence[Any]) -> float:
-    """The norm of all of them together: what is a millionth of it may be rounding of the others."""
+    """The joint norm of all tensors: a tensor a million times smaller may consist of the rounding errors of the others."""
     dense = [t.detach() for t in tensors if isinstance(t, torch.Tensor) and t.layout == torch.strided]
     return math.sqrt(sum(float(t.abs().double().norm()) ** 2 for t in dense))
 
 
 def difference(have: Sequence[Any], want: Sequence[Any], numbers: bool = True, scale: float = 1.0) -> str | None:
-    """What is other than it should be, None where nothing is.
+    """The first difference as text, or None.
 
-    ``numbers``: values too, not only shapes and dtypes; ``scale``: the norm of all gradients, where these are compared.
+    ``numbers``: compare values too, not only shapes and dtypes; ``scale``: the joint norm, if these are gradients.
     """
     if len(have) != len(want):
         return f"{len(have)} results, not {len(want)}"
@@ -141,6 +141,6 @@ def _values(x: torch.Tensor, y: torch.Tensor, scale: float) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something, at most 200 characters."""
+    """The first line that is not empty, at most 200 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]

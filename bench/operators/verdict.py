@@ -1,4 +1,4 @@
-"""What is said of an entry, on one side: right only if every combination tried is."""
+"""The verdict on an entry on one side: right only if every combination tried is right."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 ORDER = ("wrong", "crash", "time", "error", "no strategy", "right", "skipped")
-"""Worst first: an entry is as good as the worst of its combinations; skipped only if nothing ran."""
+"""Verdicts, worst first: an entry gets the worst of its combinations, and is skipped only if nothing ran."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``kind``: one of ORDER; ``detail``: what is wrong, or why it was skipped; ``tried``: combinations behind it."""
+    """``kind``: one of ORDER; ``detail``: what is wrong, or why it was skipped; ``tried``: the number of combinations behind it."""
 
     kind: str
     detail: str = ""
@@ -19,7 +19,7 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
-    """All findings of an entry as one."""
+    """Combines all findings of an entry into one."""
     listed = list(findings) or [Finding("skipped", "nothing to run", 0)]
     first = min(listed, key=lambda f: ORDER.index(f.kind))
     return Finding(first.kind, first.detail, sum(f.tried for f in listed if f.kind != "skipped"))

@@ -1,1 +1,1 @@
-"""From a model to a plan, stage by stage, beside torch's bare trace of the same model: ``python -m bench.planning``."""
+"""The time from a model to a plan, stage by stage, compared with a trace of the same model by torch alone: ``python -m bench.planning``."""

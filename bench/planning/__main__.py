@@ -1,8 +1,9 @@
-"""``python -m bench.planning``: seconds from a model to a plan by stage, over torch's bare trace, the gap and the memory.
+"""``python -m bench.planning``: seconds from a model to a plan by stage, compared with a trace by torch alone ("bare"), and the plan's gap
+and memory.
 
-Every measurement has a process of its own; importing torch and building the model on meta are not counted. ``--growth`` plans a
-model of twice the layers as well; ``--lower`` lowers the plan, too, and runs the passes after that.
-On a machine with other work the processor's seconds tell more than the clock's.
+Every measurement runs in a separate process. Importing torch and building the model on meta are not counted. ``--growth`` also plans a
+model with twice the layers; ``--lower`` also lowers the plan and runs the passes after lowering. On a machine with other work, processor
+time is more reliable than wall time.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, help="default: 32, T5 12 and 12, the mixture of experts 24")
     parser.add_argument("--mesh", default="dp=8,tp=8")
     parser.add_argument("--hardware", default="h100")
-    parser.add_argument("--time-limit", type=float, help="seconds that the solver may take; default: its own limit, in work")
-    parser.add_argument("--growth", action="store_true", help="plan twice the layers, too")
-    parser.add_argument("--lower", action="store_true", help="lower the plan, too, pass by pass")
-    parser.add_argument("--no-bare", action="store_true", help="leave out torch's bare traces")
-    parser.add_argument("--runs", type=int, default=1, help="take the fastest of so many runs of everything")
+    parser.add_argument("--time-limit", type=float, help="seconds for the solver; default: its own limit on work")
+    parser.add_argument("--growth", action="store_true", help="also plan a model with twice the layers")
+    parser.add_argument("--lower", action="store_true", help="also lower the plan, pass by pass")
+    parser.add_argument("--no-bare", action="store_true", help="leave out the traces by torch alone")
+    parser.add_argument("--runs", type=int, default=1, help="repeat each measurement this many times, and take the fastest")
     chosen = parser.parse_args(arguments)
     layers = chosen.layers or LAYERS[chosen.model]
 
@@ -59,11 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fastest(runs: int, job: Callable[..., Measured], *given: Any) -> Measured:
-    return min((_apart(job, *given) for _ in range(runs)), key=_total)
+    return min((_in_fresh_process(job, *given) for _ in range(runs)), key=_total)
 
 
-def _apart(job: Callable[..., Measured], *given: Any) -> Measured:
-    """In a fresh process: nothing that another measurement keeps in memory is there."""
+def _in_fresh_process(job: Callable[..., Measured], *given: Any) -> Measured:
+    """Runs in a fresh process, so that measurements do not affect each other."""
     with ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
         return pool.submit(job, *given).result()
 

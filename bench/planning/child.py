@@ -1,4 +1,4 @@
-"""What the measuring processes run; torch is imported there only, so that a process starts small."""
+"""The entry points of the measuring processes. Only these import torch, so that the parent stays small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from bench.planning.measure import Measured
 
 KINDS = ("dynamo and joint export", "joint export", "make_fx")
-"""The bare traces of ``measure.BARE``."""
+"""The names of the traces by torch alone, ``measure.BARE``."""
 
 
 def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False) -> Measured:

@@ -1,4 +1,4 @@
-"""One measurement, each in a process of its own: torch's bare traces, and fxshard's passes."""
+"""The measurements, each of which runs in its own process: traces by torch alone, and fxshard's passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fxshard.shapes import dynamic_dims
 
 @dataclass(frozen=True)
 class Stage:
-    """Seconds on the clock and of the processor; what was made; the most memory of the process so far, in bytes."""
+    """One stage: ``wall`` and ``cpu``: seconds; ``made``: its result in words; ``memory``: the peak of the process so far, in bytes."""
 
     name: str
     wall: float
@@ -38,7 +38,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Measured:
-    """``gap``: of the plan, None of a bare trace."""
+    """``gap``: that of the plan; None for a trace by torch alone."""
 
     stages: tuple[Stage, ...]
     gap: float | None = None
@@ -46,7 +46,7 @@ class Measured:
 
 
 def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False, shapes: Any = None) -> Measured:
-    """fxshard's passes from the model to a verified plan, and those that make a program of it. ``shapes``: the dims that are dynamic."""
+    """fxshard's passes from the model to a verified plan; with ``lower`` also to a program. ``shapes``: the dynamic dims."""
     _quiet()
     module, args, kwargs = MODELS[model](layers)
     dims = dynamic_dims(module, args, kwargs, shapes)
@@ -68,7 +68,7 @@ def _run(passes: Sequence[Pass], state: Compilation, stages: list[Stage]) -> Com
 
 
 def bare(kind: str, model: str, layers: int) -> Measured:
-    """A joint graph of forward and backward by torch's own tools alone, of the same model on the same fakes."""
+    """A joint graph of forward and backward, made by torch's own tools alone from the same model on the same fake tensors."""
     _quiet()
     module, args, kwargs = MODELS[model](layers)
     stages: list[Stage] = []
@@ -110,8 +110,8 @@ BARE: dict[str, Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], fx.GraphM
     "joint export": _joint,
     "make_fx": _by_make_fx,
 }
-"""Dynamo and AOTAutograd, the way of ``torch.compile`` and of sharders built on it, and ours; then without Dynamo, which looks at no
-side effects and breaks; then without AOTAutograd, which leaves what is written in place as it is."""
+"""Dynamo and AOTAutograd, as in ``torch.compile``, in sharders built on it and in fxshard; AOTAutograd without Dynamo, which ignores side
+effects and graph breaks; neither, which leaves in-place writes in the graph."""
 
 
 def _quiet() -> None:

@@ -1,4 +1,4 @@
-"""Models of real size without weights, with their training loss: ``MODELS[name](layers)`` gives (model, args, kwargs) on meta.
+"""Models of real size with their training loss, without weights: ``MODELS[name](layers)`` gives (model, args, kwargs) on meta.
 
 Those of Hugging Face are made from a config alone, as in ``bench.families``.
 """
@@ -36,7 +36,7 @@ def t5(layers: int) -> Case:
 
 
 def moe(layers: int) -> Case:
-    """A mixture of experts (transformers' Qwen3MoeForCausalLM, 32 experts of which 4 speak), width 2048; 16 x 2048 tokens in bfloat16."""
+    """A mixture of experts (transformers' Qwen3MoeForCausalLM, 32 experts, 4 active), width 2048; 16 x 2048 tokens in bfloat16."""
     from transformers import AutoModelForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}

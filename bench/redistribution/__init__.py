@@ -1,1 +1,1 @@
-"""The bytes of our redistributions beside those of torch's own planners: ``python -m bench.redistribution``."""
+"""The bytes of fxshard's redistributions compared with those of torch's own planners: ``python -m bench.redistribution``."""

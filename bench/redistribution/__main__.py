@@ -1,8 +1,8 @@
-"""``python -m bench.redistribution``: bytes that a rank sends between every two layouts, ours beside those of torch's own planners.
+"""``python -m bench.redistribution``: bytes that a rank sends from any layout to any other, by fxshard and by torch's own planners.
 
-Counted with the ring formulas at ceil sizes, torch's from the transforms that its planners give (an all-to-all as such, though torch
-does an all-gather in its place on gloo). The first table says for how many pairs we send less, and whether for any more; the second
-shows pairs on which the better of torch's planners sends most over ours.
+Bytes follow from the ring formulas at ceil sizes. torch's are those of the transforms that its planners return; an all-to-all counts as
+one, although torch runs an all-gather instead on gloo. The first table gives the number of pairs for which fxshard sends less, and for
+which it sends more. The second shows the pairs for which the better of torch's planners sends the most relative to fxshard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN = ("a=2,b=2", (64, 64))
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.redistribution", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=600, help="take a fixed sample of so many pairs of layouts a case (default: 600)")
+    parser.add_argument("--pairs", type=int, default=600, help="size of the fixed sample of pairs of layouts per case (default: 600)")
     parser.add_argument("--rows", type=int, default=24, help="how many pairs to show (default: 24)")
     options = parser.parse_args()
     rows = []

@@ -1,4 +1,4 @@
-"""Pairs of layouts with the bytes that we send between them, and that torch's planners would."""
+"""Pairs of layouts, with the bytes that fxshard and torch's planners send between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEMSIZE = 4
 
 @dataclass(frozen=True)
 class Pair:
-    """``ours``: bytes of a rank; ``torchs``: by planner, of those that can do it."""
+    """``ours``: bytes that a rank sends; ``torchs``: the same for each of torch's planners that can do it."""
 
     ends: tuple[Layout, Layout]
     ours: int
@@ -28,13 +28,13 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """What the better of torch's planners sends over ours."""
+        """The bytes of the better of torch's planners over fxshard's."""
         least = min((one.bytes for one in self.torchs.values()), default=0)
         return least / self.ours if self.ours else math.inf if least else 0.0
 
 
 def compare(mesh: Mesh, shape: tuple[int, ...], most: int | None, ops: tuple[str, ...] = ("sum",)) -> list[Pair]:
-    """All pairs of unlike layouts, or a fixed sample of at most ``most``, between which torch moves a tensor too."""
+    """All pairs of different layouts, or a fixed sample of at most ``most``, for which torch has a path too."""
     layouts = list(filter(reductions_commute, all_layouts(len(shape), mesh.ndim, ops)))
     every = list(itertools.permutations(layouts, 2))
     if most is not None and len(every) > most:

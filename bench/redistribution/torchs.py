@@ -1,4 +1,4 @@
-"""What torch's own planners would send: their transforms, counted with the ring formulas at ceil sizes."""
+"""The bytes of torch's own planners: their transforms, counted with the ring formulas at ceil sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ PLANNERS = {"greedy": False, "min-cost": True}
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes of a rank; ``as_gathered``: with an all-to-all as torch does it on gloo, an all-gather of which a chunk is kept."""
+    """``bytes`` that a rank sends; ``as_gathered``: the same if an all-to-all is an all-gather of which a chunk is kept, as in torch on
+    gloo."""
 
     bytes: int
     as_gathered: int
@@ -33,7 +34,7 @@ class Sent:
 
 @contextlib.contextmanager
 def fake_ranks(mesh: Mesh) -> Iterator[Any]:
-    """A torch DeviceMesh of this shape whose ranks nobody is."""
+    """A torch DeviceMesh of this shape on a fake process group."""
     dist.init_process_group("fake", rank=0, world_size=mesh.size)
     try:
         yield init_device_mesh("cpu", mesh.shape)
@@ -42,7 +43,7 @@ def fake_ranks(mesh: Mesh) -> Iterator[Any]:
 
 
 def sent(device_mesh: Any, source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, planner: str) -> Sent | None:
-    """What one planner sends; None where torch cannot do it: pending reductions of several kinds, or what becomes pending at once."""
+    """The bytes of one planner; None if torch has no path: reductions of several kinds are pending, or a shard would become pending."""
     if not reductions_commute(source) or not reductions_commute(target):
         return None
     like = torch.empty(shape, dtype={4: torch.float32, 8: torch.float64}[itemsize], device="meta")
@@ -62,7 +63,7 @@ def sent(device_mesh: Any, source: Layout, target: Layout, shape: tuple[int, ...
 
 @dataclass
 class _State:
-    """Placements, and for each dim the axes that cut it, in the order in which they do."""
+    """The placements, and for each dim the axes that shard it, in the order in which they split it."""
 
     placements: list[Any]
     shape: tuple[int, ...]
@@ -79,11 +80,11 @@ class _State:
         return found
 
     def step(self, axis: int, source: Any, target: Any) -> tuple[int, int]:
-        """Elements that a rank sends, and with an all-to-all as an all-gather."""
+        """Applies a transform; returns the elements that a rank sends, and the same with an all-to-all counted as an all-gather."""
         n, before = self.mesh[axis], self.sizes()
         assert self.placements[axis] == source
         if isinstance(source, Shard):
-            assert self.order[source.dim].pop() == axis, "torch would leave what an inner axis cuts"
+            assert self.order[source.dim].pop() == axis, "torch stops sharding a dim on an axis while an inner axis still shards it"
         if isinstance(target, Shard):
             self.order[target.dim].append(axis)
         self.placements[axis] = target

@@ -1,1 +1,1 @@
-"""The solver on published instances: cost against the best known, bound, gap and seconds."""
+"""The solver on published instances: cost compared with the best known, bound, gap and seconds."""

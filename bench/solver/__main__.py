@@ -1,7 +1,7 @@
-"""``python -m bench.solver [--data DIR] [name ...]``: published instances, each within the limit of its contest.
+"""``python -m bench.solver [--data DIR] [name ...]``: published instances, each with its time limit.
 
-DIR (by default what FXSHARD_DATA names) holds `iopddl/` and `placement/`; where a file is absent, its row says so. Seconds are of the
-solve alone, after reading; a small problem is solved first, so that they do not count the loading of compiled loops.
+DIR (default: the value of FXSHARD_DATA) contains `iopddl/` and `placement/`; if a file is missing, its row says so. Seconds are those of
+the solve alone, after reading. A small problem is solved first, so that loading the compiled loops is not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxshard.solver import PlacementProblem, solve
 
 @dataclass(frozen=True)
 class Instance:
-    """A file, what its best known plan costs, and seconds for it."""
+    """A file, the cost of its best known plan, and the time limit in seconds."""
 
     file: str
     reference: float
@@ -30,7 +30,7 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """Without folder and endings, as in IOPDDL's results."""
+        """The file's name without folder and extensions, as in IOPDDL's results."""
         return Path(self.file).name.split(".")[0].removeprefix("asplos-2025-iopddl-")
 
 
@@ -47,9 +47,9 @@ HEADERS = ("instance", "reference", "cost", "over it", "bound", "gap", "end", "s
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the table; 1 where a plan is infeasible or costs less than its bound, 2 without data."""
+    """Prints the table; returns 1 if a plan is infeasible or costs less than its bound, 2 without data."""
     parser = argparse.ArgumentParser("python -m bench.solver", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help="of an instance (default: all)")
+    parser.add_argument("names", nargs="*", metavar="name", help="an instance (default: all)")
     parser.add_argument("--data", default=os.environ.get("FXSHARD_DATA"), metavar="DIR", help="default: FXSHARD_DATA")
     options = parser.parse_args(arguments)
     if not options.data:
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _warm_up() -> None:
-    """A grid with memory: loads, or compiles, what a solve runs."""
+    """Solves a grid with memory, which loads or compiles the solver's loops."""
     rng = np.random.default_rng(0)
     pairs = [(i, j) for i in range(12) for j in (i + 1, i + 4) if j < 12]
     costs, tables = tuple(rng.random((12, 4))), tuple(rng.random((len(pairs), 4, 4)))

@@ -1,1 +1,1 @@
-"""How long a start takes: until the first step is done, cold and warm."""
+"""The time until the first step is done, with empty and with filled caches."""

@@ -1,13 +1,13 @@
 """``python -m bench.startup.first_step``: seconds until a Llama's first training step is done, in new processes.
 
-``torch.compile`` on one process, then ``fxshard.parallelize`` on two gloo ranks, each process with one thread: at first with empty caches
-(cold), then again with what that run left there (warm). Counted is what the start adds to a process that has imported torch and built the
-model: wrapping it, planning, compiling, one forward and backward. Importing stands beside it. The slowest rank counts. ``processor s``:
-seconds of processor time of all ranks and of the compilers that they start, imports included, which other work on the machine changes less.
-fxshard has its bytecode, as torch has and as any installed package.
+``torch.compile`` in one process, then ``fxshard.parallelize`` on two gloo ranks, each process with one thread: first with empty caches
+(cold), then with the caches that this run filled (warm). The time counts from a process that has imported torch and built the model:
+wrapping, planning, compiling, one forward and backward. The time of imports is a separate column. The slowest rank counts. ``processor s``
+is the processor time of all ranks and of the compilers that they start, including imports; it depends less on other work on the machine.
+fxshard's sources are compiled to bytecode beforehand, as in an installed package.
 
-``--size 256/128`` is width and length, ``--layers`` how many, ``--rounds`` how often all of it is repeated (the least time counts),
-``--stages`` lists what each rank took for each pass, ``--profile FOLDER`` writes a cProfile of each rank there.
+``--size 256/128`` sets width and length, ``--layers`` the number of layers, ``--rounds`` the number of repetitions (the minimum counts).
+``--stages`` lists the time of each pass on each rank, ``--profile FOLDER`` writes a cProfile of each rank there.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _measured(way: str, state: str, caches: str, chosen: Any) -> list[Took]:
 
 
 class _Passes(logging.Handler):
-    """Seconds of each pass and step within ``wrap``, from what fxshard logs about them; "plan, shared" has others in it on the rank that
-    plans."""
+    """Seconds of each pass and step within ``wrap``, from fxshard's log. On the rank that plans, "plan, shared" includes the planning
+    passes."""
 
     def __init__(self, took: Took) -> None:
         super().__init__(logging.DEBUG)
@@ -112,7 +112,7 @@ class _Passes(logging.Handler):
 
 
 def rank_main(rank: int, job: Mapping[str, Any]) -> None:
-    """One rank: imports, builds the model, then is timed until its first step is done."""
+    """One rank: imports, builds the model, and measures the time until its first step is done."""
     took: Took = {}
     with _timed(took, "import"):
         import torch
@@ -142,7 +142,7 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
         with _timed(took, "wrap"):
             if job["way"] == "fxshard":
                 with _timed(took, "- import the rest"):
-                    _ = fxshard.parallelize  # its module is imported when it is first asked for
+                    _ = fxshard.parallelize  # its module is imported on first access
             model = fxshard.parallelize(model, batch, mesh) if job["way"] == "fxshard" else torch.compile(model)
         with _timed(took, "first forward"):
             loss = model(*batch)

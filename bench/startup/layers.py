@@ -1,10 +1,10 @@
-"""``python -m bench.startup.layers``: how long many layers take beside two, in one run, each measurement in a process of its own.
+"""``python -m bench.startup.layers``: the time that many layers take compared with two, in one run, each measurement in its own process.
 
-Seconds from a Llama 3 8B on meta to a lowered program with all passes run, on a mesh of 8x8; and seconds that Inductor takes to compile the
-local graphs of one rank of two for small layers (width 64), with empty caches. On a machine with other work the processor's seconds
-tell more than the clock's; those of Inductor count the C++ compiler's too. ``--no-compile`` leaves Inductor out; ``--dynamic`` makes
-batch and length symbols; ``--runs`` takes the fastest of so many runs. fxshard has its bytecode, as any installed package has: passes
-import some of their modules when they run.
+Measures the seconds from a Llama 3 8B on meta to a lowered program after all passes, on a mesh of 8x8, and the seconds that Inductor takes
+to compile the local graphs of one rank of two for small layers (width 64), with empty caches. On a machine with other work, processor time
+is more reliable than wall time; that of Inductor includes the C++ compiler. ``--no-compile`` leaves Inductor out, ``--dynamic`` makes batch
+and length symbols, ``--runs`` sets the number of runs, of which the fastest counts. fxshard's sources are compiled to bytecode beforehand,
+as in an installed package, because passes import some of their modules when they run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Took:
-    """Seconds on the clock and of the processor; the gap of the plan, if there is one."""
+    """Seconds of wall time and of processor time; the gap of the plan, if there is one."""
 
     wall: float
     cpu: float
@@ -64,13 +64,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _row(name: str, runs: int, *jobs: tuple[Callable[..., Took], ...]) -> tuple[object, ...]:
-    few, many = (min((_apart(*job) for _ in range(runs)), key=lambda took: took.wall) for job in jobs)
+    few, many = (min((_in_fresh_process(*job) for _ in range(runs)), key=lambda took: took.wall) for job in jobs)
     gap = "" if many.gap is None else f"{max(few.gap or 0.0, many.gap):.4%}"
     return name, few.wall, many.wall, many.wall / few.wall, few.cpu, many.cpu, many.cpu / few.cpu, gap
 
 
-def _apart(job: Callable[..., Took], *given: object) -> Took:
-    """In a fresh process with empty caches: nothing that another measurement keeps is there."""
+def _in_fresh_process(job: Callable[..., Took], *given: object) -> Took:
+    """Runs in a fresh process with empty caches, so that measurements do not affect each other."""
     with tempfile.TemporaryDirectory() as folder:
         caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "FXSHARD_CACHE_DIR": folder}
         with mock.patch.dict(os.environ, caches), ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
@@ -78,7 +78,7 @@ def _apart(job: Callable[..., Took], *given: object) -> Took:
 
 
 def shapes(dynamic: bool) -> Any:
-    """Batch and length of tokens and targets as symbols; None where sizes are numbers."""
+    """Dynamic batch and length of tokens and targets; None if sizes are numbers."""
     import torch
 
     batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")
@@ -86,7 +86,7 @@ def shapes(dynamic: bool) -> Any:
 
 
 def planned(layers: int, mesh: str, dynamic: bool) -> Took:
-    """From the model to a program, pass by pass."""
+    """The time from the model to a program, pass by pass."""
     from bench.planning import measure
 
     measured = measure.ours("llama", layers, mesh, "h100", None, True, shapes(dynamic))
@@ -94,7 +94,7 @@ def planned(layers: int, mesh: str, dynamic: bool) -> Took:
 
 
 def compiled(layers: int, dynamic: bool) -> Took:
-    """Inductor on the two graphs of a rank; torch's ``fake`` process group stands for the other one."""
+    """The time that Inductor takes for forward and backward of a rank; torch's ``fake`` process group stands for the other rank."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

@@ -1,8 +1,10 @@
-"""``python -m bench.startup.repeats``: a deep model on two gloo ranks, its repeats compiled once and one by one, in one run.
+"""``python -m bench.startup.repeats``: a deep model on two gloo ranks, with its repeats compiled once ("once") and each separately ("one by
+one"), in one run.
 
-A Llama of ``--layers`` layers: seconds of the clock, and of both ranks' processors, to compile it with empty caches; milliseconds of a
-training step (interleaved; the slower rank counts); kernels that Inductor wrote on both; and how far loss and gradients are from one
-device, relative to the greatest of each. ``--tensor`` cuts weights as Megatron does instead of the batch.
+A Llama of ``--layers`` layers: seconds of wall time, and of processor time of both ranks, to compile it with empty caches; milliseconds of
+a training step (the two ways take turns; the slower rank counts); the number of kernels that Inductor wrote on both ranks; and the errors
+of loss and gradients compared with one device, relative to the largest element of each. ``--tensor`` shards weights as Megatron does
+instead of the batch.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def _table(found: dict[str, Any]) -> str:
 
 
 def rank_main(chosen: Any) -> None:
-    """One rank: compiles both ways, compares each with one device, then times them in turn."""
+    """One rank: compiles in both ways, compares each with one device, then times them in turns."""
     import torch
     import torch.distributed as dist
 
@@ -91,7 +93,7 @@ def rank_main(chosen: Any) -> None:
 
 
 def _made(name: str, chosen: Any) -> tuple[dict[str, Any], Any]:
-    """What compiling took and gave; a step of the model."""
+    """Compiles the model in one way; returns the measurements and a function that runs a step."""
     from unittest import mock
 
     import torch

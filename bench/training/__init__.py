@@ -1,1 +1,1 @@
-"""A Llama's training step on two gloo ranks, beside ``parallelize_module``, FSDP2 and DDP: ``python -m bench.training``."""
+"""A Llama's training step on two gloo ranks, compared with ``parallelize_module``, FSDP2 and DDP: ``python -m bench.training``."""

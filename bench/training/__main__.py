@@ -1,10 +1,10 @@
-"""``python -m bench.training``: milliseconds of a training step on two gloo ranks with one thread each, all ways interleaved in one run.
+"""``python -m bench.training``: milliseconds of a training step on two gloo ranks with one thread each; all ways take turns in one run.
 
-``ratio`` is the median time over that of ``parallelize_module`` compiled. fxshard schedules gloo's network threads as it always does, the
-others find them as gloo starts them; the last column has the others with fxshard's scheduling.
+``ratio`` is the median time over that of compiled ``parallelize_module``. fxshard makes gloo's network threads batch threads, as always
+(decision 0033); the others run with gloo's default threads, and in the last column with batch threads.
 
-``--sizes 256/128,512/256`` are width and length, ``--rounds`` how often each way is timed, ``--only`` a part of a name (may be repeated),
-``--hardware`` what fxshard's plans are made for.
+``--sizes 256/128,512/256`` sets widths and lengths, ``--rounds`` how often each way is timed, ``--only`` a part of a way's name (may be
+repeated), ``--hardware`` the hardware for which fxshard plans.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", default="256/128,512/256")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--hardware", default="cpu", help="what fxshard plans for: a preset, or a file of `fxshard calibrate`")
+    parser.add_argument("--hardware", default="cpu", help="hardware of fxshard's plans: a preset, or a file of `fxshard calibrate`")
     parser.add_argument("--details", action="store_true", help="print the plans")
     chosen = parser.parse_args(arguments)
     for size in chosen.sizes.split(","):
@@ -68,7 +68,7 @@ def _table(times: Mapping[str, Any]) -> str:
 
 
 def rank_main(rank: int, job: Mapping[str, Any]) -> None:
-    """One rank: makes all ways, warms them up, then times them in turn; the slowest rank counts."""
+    """One rank: prepares all ways, warms them up, then times them in turns; the slowest rank counts."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -78,7 +78,7 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
     from fxshard.runtime.groups import gloo_threads
 
     torch.set_num_threads(1)
-    torch._dynamo.config.recompile_limit = 64  # one model's code serves all ways
+    torch._dynamo.config.recompile_limit = 64  # all ways run the same model code
     store = dist.FileStore(f"{job['folder']}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
     width, length = map(int, job["size"].split("/"))
@@ -94,7 +94,7 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
             print(f"  {name}: ready after {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
             if job["details"] and way.detail is not None:
                 print(way.detail.plan)
-    for way in ways.values():  # once more: what is made later may make Dynamo compile again
+    for way in ways.values():  # warm up once more: preparing a later way may make Dynamo compile an earlier one again
         way.step()
     times: dict[str, dict[str, Any]] = {name: {"ms": [], "batch": [], "loss": losses[name]} for name in ways}
     for _ in range(job["rounds"]):
@@ -111,7 +111,7 @@ def rank_main(rank: int, job: Mapping[str, Any]) -> None:
 
 
 def _mean(loss: Any) -> float:
-    """Of the parts of the batch, be they one rank's or all."""
+    """The mean loss over the batch, whether a rank has its own part of it or all of it."""
     import torch.distributed as dist
 
     value = (loss.full_tensor() if hasattr(loss, "full_tensor") else loss).clone()
@@ -120,7 +120,7 @@ def _mean(loss: Any) -> float:
 
 
 def _timed(step: Any) -> float:
-    """Milliseconds of two steps' mean, of the rank that takes longer."""
+    """The mean milliseconds of two steps on the slower rank."""
     import torch
     import torch.distributed as dist
 

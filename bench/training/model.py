@@ -1,6 +1,6 @@
-"""The model and the data that all are measured with: a Llama whose attention is a product, a softmax and a product.
+"""The model and the data of all measurements: a Llama whose attention is written as product, softmax and product.
 
-DTensor has no rule for the CPU's SDPA kernel, so that the peers could not run it otherwise.
+DTensor has no rule for the CPU's SDPA kernel, so the peers could not run that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ManualAttention(Attention):
 
 
 def llama(width: int) -> Llama:
-    """4 layers, 8 heads of which 4 for keys and values, 1024 words; the same weights wherever it is made."""
+    """4 layers, 8 heads, 4 heads for keys and values, a vocabulary of 1024; every process gets the same weights."""
     torch.manual_seed(0)
     config = LlamaConfig(vocab=1024, dim=width, layers=4, heads=8, kv_heads=4, ffn=3 * width, rope_base=10000.0)
     model = Llama(config)
@@ -44,7 +44,7 @@ def llama(width: int) -> Llama:
 
 
 def batch(length: int) -> tuple[Tensor, Tensor]:
-    """(tokens, targets), both [BATCH, length], the whole batch, the same on every rank."""
+    """(tokens, targets) of the whole batch, both [BATCH, length], the same on every rank."""
     draw = torch.Generator().manual_seed(1)
     rows = torch.randint(0, 1024, (BATCH, length + 1), generator=draw)
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()

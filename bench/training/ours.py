@@ -1,4 +1,4 @@
-"""fxshard's ways to run the step: layouts as Megatron's or FSDP's are pinned, or nothing is."""
+"""fxshard's ways to run the step: with Megatron's, FSDP's or DDP's layouts pinned, or without pins."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def megatron(setting: Setting) -> Contestant:
 
 
 def sharded(setting: Setting) -> Contestant:
-    """All weights cut, the batch too: what FSDP holds."""
+    """All weights and the batch are sharded, as in FSDP."""
     pins = {"*norm.weight": "S(0)", "tok_embeddings.weight": "S(0)", "output.weight": "S(0)", "layers.*.w?.weight": "S(0)"}
     return _parallelized(setting, _local(setting), pins=pins)
 
 
 def replicated(setting: Setting) -> Contestant:
-    """All weights whole, the batch cut: what DDP holds."""
+    """All weights are replicated and the batch is sharded, as in DDP."""
     return _parallelized(setting, _local(setting), pins={"*weight": "R"})
 
 
 def free(setting: Setting) -> Contestant:
-    """The whole batch on each rank, nothing asked for."""
+    """Each rank passes the whole batch, and nothing is pinned."""
     return _parallelized(setting, batch(setting.length))
 
 

@@ -19,7 +19,8 @@ from bench.training.model import batch, llama
 
 @dataclass(frozen=True)
 class Setting:
-    """Width of the model, length of a sequence, the mesh of one axis, and what fxshard plans for: a preset or a file."""
+    """The width of the model, the length of a sequence, the mesh of one axis, and the hardware for which fxshard plans (a preset or a
+    file)."""
 
     width: int
     length: int
@@ -29,7 +30,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Contestant:
-    """``step()`` runs forward, backward and SGD, and returns the loss of this rank's part of the batch; ``detail``: what else is told."""
+    """``step()`` runs forward, backward and SGD, and returns the loss of this rank's part of the batch; ``detail``: the program whose plan
+    ``--details`` prints, if there is one."""
 
     step: Callable[[], Tensor]
     detail: Any = None
@@ -50,14 +52,15 @@ def stepping(model: nn.Module, inputs: tuple[Any, ...], compiled: bool = False) 
 
 
 def mine(setting: Setting) -> tuple[Tensor, Tensor]:
-    """This rank's rows."""
+    """This rank's rows of the batch."""
     tokens, targets = batch(setting.length)
     ranks, rank = setting.mesh.size(), setting.mesh.get_local_rank()
     return tokens.chunk(ranks)[rank].contiguous(), targets.chunk(ranks)[rank].contiguous()
 
 
 def tensor_parallel(setting: Setting, compiled: bool) -> Contestant:
-    """Megatron's layouts by ``parallelize_module``; the embedding is cut by the width: Dynamo cannot trace its masked sum twice."""
+    """Megatron's layouts by ``parallelize_module``; the embedding is sharded by the width, because Dynamo cannot trace its masked sum
+    twice."""
     styles: dict[str, Any] = {
         "tok_embeddings": ColwiseParallel(output_layouts=Replicate()),
         "output": ColwiseParallel(output_layouts=Replicate()),
@@ -82,7 +85,7 @@ def fsdp(setting: Setting, compiled: bool) -> Contestant:
 
 
 def fsdp_whole(setting: Setting, compiled: bool) -> Contestant:
-    """The same, compiled as a whole."""
+    """``fully_shard`` of each layer, the whole model compiled at once."""
     model = llama(setting.width)
     for layer in model.layers:
         fully_shard(layer, mesh=setting.mesh)
@@ -96,7 +99,7 @@ def ddp(setting: Setting, compiled: bool) -> Contestant:
 
 
 def alone(setting: Setting, compiled: bool) -> Contestant:
-    """The whole batch on one device; every rank does it, beside the other."""
+    """The whole batch on one device; both ranks do this at the same time."""
     return Contestant(stepping(llama(setting.width), batch(setting.length), compiled))
 
 
@@ -110,4 +113,4 @@ PEERS: dict[str, Callable[[Setting], Contestant]] = {
     "DDP, compiled": lambda s: ddp(s, True),
     "one device, compiled": lambda s: alone(s, True),
 }
-"""In the order of the table."""
+"""torch's ways, in the order of the table."""

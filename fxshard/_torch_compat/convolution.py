@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): the memory format of a convolution's result for symbolic sizes."""
+"""Private names of torch (2.13): the memory format of a convolution's result for symbolic sizes.
+
+What would replace it: a shape function of convolution that takes symbolic sizes in channels-last.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def convolutions_of_any_size() -> Iterator[None]:
             try:
                 with fake_mode:
                     large = real(fake_mode, op, *tree_map(_large, args), **tree_map(_large, kwargs))
-            except RuntimeError:  # not valid at the large size, for example a larger kernel or a cropped dim: as torch does it
+            except RuntimeError:  # not valid at the large size, for example a larger kernel or a cropped dim: do as torch does
                 return real(fake_mode, op, *args, **kwargs)
             with mock.patch.object(symbolic_shapes, "has_guarding_hint", lambda size: not isinstance(size, torch.SymInt)):
                 return tree_map(_laid_out, real(fake_mode, op, *args, **kwargs), large)

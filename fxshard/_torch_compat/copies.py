@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): deep copies of DTensors whose local tensors are slices of larger buffers, like gradients in buckets."""
+"""Private names of torch (2.13): deep copies of DTensors whose local tensors are slices of larger buffers, like gradients in buckets.
+
+What would replace it: ``copy.deepcopy`` of such DTensors, which fails in torch 2.13.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Internals of process groups: the number of issued collectives, timeouts, and whether an error is a lost connection."""
+"""Internals of process groups: the number of issued collectives, timeouts, and whether an error is a lost connection.
+
+What would replace it: methods of ProcessGroup for its count of collectives, backends and timeouts, one of DeviceMesh for the active
+mesh, and an error type for lost connections.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+FAKE_STORE = "torch.testing._internal.distributed.fake_pg.FakeStore()"
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,3 +61,10 @@ def is_lost_connection(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def register_group_alias(name: str, group: ProcessGroup) -> None:
+    """Lets functional collectives find ``group`` under ``name`` as well."""
+    from torch._C._distributed_c10d import _register_process_group
+
+    _register_process_group(name, group)

@@ -1,12 +1,17 @@
-"""Fast creation and inspection of graph nodes, without the most expensive parts of torch's functions."""
+"""Fast creation and inspection of graph nodes, without the most expensive parts of torch's functions.
+
+What would replace it: ``Graph.create_node`` and ``Graph.lint``, were they as fast; a GraphModule that generates its code when called.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.graph import _illegal_names, _name_regex
 
@@ -88,3 +93,16 @@ def _parts(name: str) -> tuple[str, int | None] | None:
     if match is None or name in _illegal_names:
         return None
     return match[1], None if match[2] is None else int(match[2])
+
+
+def lazy_graph_module(graph: fx.Graph) -> fx.GraphModule:
+    """A GraphModule that generates its Python code only when called, since interpreters never need it."""
+    from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(torch.nn.Module(), graph)
+
+
+def name_of_call(target: Any) -> str:
+    """The default base of a node's name for a call of ``target``."""
+    return re.sub("[^0-9a-zA-Z_]+", "_", torch.fx.Graph()._target_to_str(target))

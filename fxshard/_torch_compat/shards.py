@@ -1,4 +1,7 @@
-"""Private names of DTensor (2.13): local tensors without autograd and dispatch, and custom handlers of operators."""
+"""Private names of DTensor (2.13): local tensors without autograd and dispatch, and custom handlers of operators.
+
+What would replace it: ``DTensor.to_local`` without autograd, and a registration of handlers of operators beside ``register_sharding``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): a faster lookup of the place where an operator is registered, which torch records for error messages."""
+"""Private names of torch (2.13): a faster lookup of the place where an operator is registered, which torch records for error messages.
+
+What would replace it: ``torch.library``, were it as fast.
+"""
 
 from __future__ import annotations
 

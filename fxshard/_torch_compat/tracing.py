@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): the state besides the graph on which AOTAutograd's result depends, and its descriptors as plain data."""
+"""Private names of torch (2.13): the state besides the graph on which AOTAutograd's result depends, and its descriptors as plain data.
+
+What would replace it: a cache of joint graphs in torch itself, or a list of the settings that decide them.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,6 @@ def _part(value: Any) -> Any:
 
 
 def descriptor_from_json(data: dict[str, Any]) -> Any:
-    """The inverse of ``end_as_data``; raises KeyError or TypeError for other data."""
+    """The inverse of ``descriptor_to_json``; raises KeyError or TypeError for other data."""
     fields = {name: descriptor_from_json(one) if isinstance(one, dict) else one for name, one in data.items() if name != "end"}
     return _descriptor_types()[data["end"]](**fields)

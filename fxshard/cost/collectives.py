@@ -28,7 +28,7 @@ from fxshard.mesh.hardware import Efficiency, Link
 from fxshard.mesh.mesh import Mesh, Span
 
 LOCAL_STEP = 0.1
-"""Microseconds charged to a slice or mask beside its bytes: it usually fuses, but is not free."""
+"""Microseconds charged to a slice or mask in addition to its bytes: it usually fuses, but is not free."""
 
 
 @dataclass(frozen=True)

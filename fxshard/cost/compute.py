@@ -34,7 +34,7 @@ FUSED_READS = {
 }
 """Arguments whose reads are not charged: a fused kernel reads them once for several operators, or hardly reads them."""
 UNFUSED_FLAG = {"fxshard.row_norm_weight.default": 5}
-"""Position of the flag that no other operator reads these arguments, so that their reads are charged."""
+"""Position of the argument that is True if no other operator reads these arguments: their reads are then charged."""
 NORM_SUMS = {
     "fxshard.channel_sum.default",
     "fxshard.channel_spread.default",

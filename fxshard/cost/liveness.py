@@ -42,7 +42,7 @@ class Liveness:
         return key in self._known
 
     def begin_stage(self, handed: Collection[Hashable] | None = None) -> None:
-        """Starts a stage, which knows only the buffers that it is ``handed`` (None: all); any other it would have to make anew."""
+        """Starts a stage, which knows only the buffers that it is ``handed`` (None: all); it would have to make any other again."""
         self._stage += 1
         if handed is not None:
             self._known = {key: life for key, life in self._known.items() if key in handed}

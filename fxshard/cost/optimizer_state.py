@@ -91,7 +91,7 @@ def _unknown(name: str) -> OptionError:
     count = sorted(set(OPTIMIZERS.values()))
     kept = "; ".join(f"{n}: {', '.join(kind for kind, tensors in OPTIMIZERS.items() if tensors == n)}" for n in count)
     remedy = (
-        f"known, by the tensors of a parameter's size that each keeps, are {kept}. Give the name, class or object of "
-        "one that keeps as many; fxshard.Optimizer(name, state_dtype=...) where its state has another dtype"
+        f"known optimizers, by the number of state tensors of a parameter's size: {kept}. Give the name, class or object of "
+        "one with as many; if its state has another dtype, give fxshard.Optimizer(name, state_dtype=...)"
     )
     return OptionError(f"unknown optimizer {name[:60]!r}{closest(name, OPTIMIZERS)}", where="optimizer", remedy=remedy)

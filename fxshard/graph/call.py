@@ -70,7 +70,7 @@ class Call:
 
     @cached_property
     def is_hashable(self) -> bool:
-        """False if the call holds symbolic numbers: where torch hashes them at all, it hashes their example values."""
+        """False if the call holds symbolic numbers: torch does not hash some of them, and others by their example values."""
         if any(isinstance(x, SYMBOLIC) for x in pytree.tree_leaves((self.args, self.kwargs))):
             return False
         try:
@@ -153,7 +153,7 @@ def _cache_key(value: Any) -> Hashable:
     if kind is fx.Node:
         value = value.meta.get("val")
         if not isinstance(value, torch.Tensor):
-            raise TypeError("a call of such a node holds the node itself")
+            raise TypeError("a call holds nodes that are not tensors themselves, and cannot be shared")
         return _sizes(value), value.dtype
     if isinstance(value, torch.Tensor):
         return _sizes(value), value.dtype

@@ -93,9 +93,9 @@ class Watched:
 
 @dataclass(frozen=True)
 class TappedCall:
-    """A call of a module with backward hooks. ``given``, ``out``: for each positional argument and each result the index i of the graph
-    input ``taps[i]`` that receives its gradient, None if it has none. ``begins``, ``ends``: when the call begins and ends, counted over
-    the beginnings and ends of all such calls."""
+    """A call of a module with backward hooks. Its taps are graph inputs ``taps[i]`` of zeros, each added to a tensor, whose gradient it
+    thereby gets. ``given``, ``out``: the index i of the tap of each positional argument and each result, None if it has none. ``begins``,
+    ``ends``: when the call begins and ends, counted over the beginnings and ends of all such calls."""
 
     module: str
     given: tuple[int | None, ...]
@@ -274,12 +274,12 @@ def run_time_cause(node: fx.Node) -> str:
         return ""
     given, taken = pytree.tree_leaves(node.meta.get("val")), pytree.tree_leaves(read)
     if any(isinstance(v, torch.Tensor) and v.layout != torch.strided for v in (*given, *taken)):
-        return "it reads or gives a sparse tensor"
+        return "it reads or returns a sparse tensor"
     if any(map(_has_unknown_size, taken)):
         return "it reads a tensor whose size is known only at run time"
     if by_values or any(map(_has_unknown_size, given)):
-        return "it gives a tensor whose size is known only at run time"
-    return "it reads or gives a number known only at run time" if any(map(is_unknown, (*given, *taken))) else ""
+        return "it returns a tensor whose size is known only at run time"
+    return "it reads or returns a number known only at run time" if any(map(is_unknown, (*given, *taken))) else ""
 
 
 @cached_by_target

@@ -1,4 +1,4 @@
-"""Paths between plain layouts through folded ones: composite edges of the redistribution graph, beside the single steps.
+"""Paths between plain layouts through folded ones: composite edges of the redistribution graph, besides the single steps.
 
 If several axes shard one dim, single steps between plain layouts must start with the innermost axis. Through folded layouts, axes
 leave or enter a dim in any order. That pays if a step that sends less, or leaves a smaller shard, can go first, so kinds follow a fixed

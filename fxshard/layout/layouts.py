@@ -26,9 +26,10 @@ _TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})\)|P(?:\((\w+)\))?")
 
 @dataclass(frozen=True)
 class Folded(Placement):
-    """A shard between two redistribution steps, never of a value: tensor dim ``dim`` is cut over the axes of ``nest`` in turn, with each
-    piece padded to the ceil size. The axis holds only its own pieces; for the axes of ``nest`` that do not shard ``dim`` at the moment, a
-    rank holds all pieces, in the order of ``nest``. Arises when an outer axis leaves the dim before an inner one, or enters it after.
+    """The placement of a shard between two redistribution steps; values in a plan never have it. Tensor dim ``dim`` is cut over the axes of
+    ``nest`` in turn, with each piece padded to the ceil size. The axis holds only its own pieces; for the axes of ``nest`` that do not
+    shard ``dim`` at the moment, a rank holds all pieces, in the order of ``nest``. Arises when an outer axis leaves the dim before an
+    inner one does, or enters it after an inner one.
     """
 
     dim: int
@@ -187,7 +188,7 @@ def _chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def symbolic_chunk(size: Any, parts: int, index: int) -> tuple[Any, Any]:
-    """``chunk`` of a symbolic size. Chunk 0 always has the full ceil size, and so have all chunks of a known multiple of ``parts``."""
+    """``chunk`` of a symbolic size. Chunk 0 always has the ceil size, and so have all chunks if ``parts`` is known to divide ``size``."""
     step = -(-size // parts)
     if (isinstance(index, int) and index == 0) or surely(step * parts == size):
         return index * step, step

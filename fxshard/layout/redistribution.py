@@ -116,7 +116,7 @@ def communication_along(source: Layout, path: tuple[Step, ...], shape: AnyShape,
 def bucketed_path(
     source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, saving: Price
 ) -> tuple[tuple[Step, ...], float]:
-    """(steps, price) of the cheapest path if collectives join buckets, which saves ``saving`` of a collective. Paths with several
+    """(steps, price) of the cheapest path if its collective joins a bucket, which lowers the price by ``saving``. Paths with several
     collectives save nothing: one that waits for another may come too late for its bucket."""
     return _bucketed(source, target, steps(source, target, shape, itemsize, mesh, price), shape, itemsize, mesh, price, saving)
 
@@ -215,7 +215,7 @@ class PathTable:
             mixed = source if not reductions_commute(source) else target
             remedy = "leave one kind pending; only sums and means may be pending together"
             raise LayoutError(
-                f"{mixed} holds pending reductions whose order would matter: nothing leads from {source} to {target}", remedy=remedy
+                f"{mixed} holds pending reductions whose order would matter: no steps lead from {source} to {target}", remedy=remedy
             )
         return tuple(step for a, b in itertools.pairwise(self.path(i, j)) for step in self.direct(a, b))
 

@@ -179,7 +179,7 @@ def sent_between(step: Step, before: tuple[int, ...], after: tuple[int, ...], it
 
 
 def block_between(step: Step, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the block that an all-to-all sends to one peer: that of ``before``, but in the dim that it enters that of ``after``."""
+    """Shape of the block that an all-to-all sends to one peer: ``before`` with the size of ``after`` in the dim that the step enters."""
     entered = sharded_dim(step.target)
     return tuple(after[d] if d == entered else size for d, size in enumerate(before))
 

@@ -56,9 +56,9 @@ class Efficiency:
 class Measured:
     """Measured curves, which take precedence over the constant rates of ``Hardware``.
 
-    ``products``: time of a matrix product over its FLOP, without the launch, by dtype name (``"bfloat16"``).
-    ``copy``: time over the bytes read and written, without the launch. ``collectives``: time over the bytes that a rank
-    sends, launch included, while all groups of that kind communicate; by kind, size and stride of the group
+    ``products``: time of a matrix product as a function of its FLOP, without the launch, by dtype name (``"bfloat16"``).
+    ``copy``: time as a function of the bytes read and written, without the launch. ``collectives``: time as a function of the bytes
+    that a rank sends, launch included, while all groups of that kind communicate; by kind, size and stride of the group
     (``("all_reduce", 4, 2)``: four ranks, two ranks apart). ``efficiency``: by kind of collective, how it scales the links'
     latency and bandwidth in groups that were not measured.
     """

@@ -182,7 +182,7 @@ def _read_curve(field: Field) -> Curve:
     """Points with increasing sizes and non-decreasing times, the last time above the first."""
     points = tuple((size.whole(), _read_non_negative(time)) for size, time in (point.items(2) for point in field.items()))
     if len(points) < 2:
-        raise field.fail(f"a curve has two points at least, found {len(points)}", FIX)
+        raise field.fail(f"a curve has at least two points, found {len(points)}", FIX)
     for (size, time), (larger, longer) in itertools.pairwise(points):
         if larger <= size or longer < time:
             raise field.fail(f"the points ({size}, {time:g}) and ({larger}, {longer:g}) do not ascend", FIX)
@@ -198,7 +198,7 @@ def _read_non_negative(field: Field) -> float:
 def _read_fraction(field: Field) -> float:
     share = _read_non_negative(field)
     if share > 1:
-        raise field.fail(f"a part of a whole is at most 1, found {share:g}", FIX)
+        raise field.fail(f"a fraction is at most 1, found {share:g}", FIX)
     return share
 
 

@@ -162,6 +162,6 @@ def parse_mesh(text: str, hardware: str | Path | Hardware = "cpu") -> Mesh:
         if not re.fullmatch("[0-9]{1,9}", size):
             raise OptionError(f"cannot read mesh {text!r} at {part!r}", remedy="write it like dp=2,tp=4")
         if name in axes:
-            raise OptionError(f"the axis {name!r} stands twice in mesh {text!r}", remedy="give each axis a name of its own, like dp=2,tp=4")
+            raise OptionError(f"the axis {name!r} occurs twice in mesh {text!r}", remedy="give each axis a name of its own, like dp=2,tp=4")
         axes[name] = int(size)
     return Mesh(axes, hardware)

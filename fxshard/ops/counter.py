@@ -192,7 +192,7 @@ def logarithm(u: torch.Tensor) -> torch.Tensor:
 
 
 def cosine(turns: torch.Tensor) -> torch.Tensor:
-    """cos(2 pi t) for t in [0, 1), by a series in the distance to the nearest quarter turn, which is exact."""
+    """cos(2 pi t) for t in [0, 1), by a series in the distance to the nearest quarter turn; that distance is exact."""
     quarter = (turns * 4 + 0.5).floor()
     angle = (turns * 4 - quarter) * (math.pi / 2)
     square, count = angle * angle, _terms(turns.dtype)[1]

@@ -12,14 +12,14 @@ import torch
 
 
 def lstsq(self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Only matrices with more rows than columns have residuals: ``gelsy`` (the CPU's default) never returns them, ``gels`` always, other
-    drivers depending on the matrix's rank. Raises NotImplementedError for these.
+    """Only matrices with more rows than columns have residuals: ``gelsy`` (the CPU's default) never returns them, ``gels`` always.
+    With other drivers it depends on the matrix's rank, so these raise NotImplementedError.
 
     The solution is a column-major view of the right-hand side's buffer, of max(m, n) rows.
     """
     driver, (m, n) = driver or "gelsy", self.shape[-2:]
     if m > n and driver in ("gelsd", "gelss"):
-        raise NotImplementedError(f"with driver {driver!r} the shapes of what lstsq gives depend on the rank of its operand; use 'gels'")
+        raise NotImplementedError(f"with driver {driver!r} the shapes of lstsq's results depend on the rank of its operand; use 'gels'")
     vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
     columns = (1,) if vector else tuple(b.shape[-1:])
     batch = torch.broadcast_shapes(self.shape[:-2], b.shape[:-1] if vector else b.shape[:-2]) if not vector else self.shape[:-2]

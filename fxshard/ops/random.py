@@ -20,7 +20,7 @@ import torch
 from fxshard.ops import counter
 
 KINDS = ("uniform", "normal", "integers", "permutation")
-"""Uniform in [0, 1); mean 0 and standard deviation 1; from low to high - 1; each of 0 to n - 1 once."""
+"""In this order: in [0, 1); with mean 0 and standard deviation 1; from low to high - 1; each of 0 to n - 1 once."""
 GENERATORS = ("fxshard", "torch")
 BLOCK = 1 << 16
 """Elements drawn at a time on a CPU, so that intermediate results stay in its caches."""
@@ -172,7 +172,8 @@ def random(
     call: int,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Numbers of one of ``KINDS``, the same for the same arguments on every device; ``low`` and ``high`` bound integers."""
+    """Numbers of one of ``KINDS``, the same for the same arguments on every device; ``low`` and ``high`` bound integers, ``call`` is the
+    number of the draw."""
     return draw(kind, low, high, shape, dtype, seed, call, device=device)
 
 

@@ -21,7 +21,7 @@ from fxshard._torch_compat.dynamo.kernels import clone_preserve_strides, run_ker
 class KernelCall:
     """A call without its tensors.
 
-    ``plain``: arguments that are no tensors; ``tensors``: names of tensor arguments, in order, with the strides that the kernel expects;
+    ``plain``: arguments other than tensors; ``tensors``: names of tensor arguments, in order, with the strides that the kernel expects;
     ``written``: those that it writes to.
     """
 

@@ -33,7 +33,7 @@ KINDS = {
 _COLLECTIVES = frozenset(map(id, KINDS))
 
 SizeClass = tuple[tuple[int, ...], ...]
-"""Local sizes after each axis of every cut of a dim in the plan; ranks with equal ones share a graph."""
+"""For each uneven cut of a dim in the plan, the local sizes after each axis of the cut; ranks with equal ones share a graph."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ShardedProgram:
         """Why the program cannot run at these sizes, by name; None if it can."""
         for one in self.sizes:
             if not one.allows(sizes[one.name]):
-                return f"{one.name} is {sizes[one.name]}, it may be {one.span}"
+                return f"{one.name} is {sizes[one.name]}, it must be {one.span}"
             if sizes[one.name] % one.unit:
                 return f"{one.name} is {sizes[one.name]}, shards are even at multiples of {one.unit} only"
         guard = first_broken(self.guards, sizes)
@@ -138,7 +138,7 @@ class ShardedProgram:
         return {expression(one.value): sympy.Integer(sizes[one.name] // one.unit) for one in self.sizes}
 
     @property
-    def counted(self) -> dict[sympy.Symbol, sympy.Integer]:
+    def memory_values(self) -> dict[sympy.Symbol, sympy.Integer]:
         """The values of its symbols at the sizes that the plan's memory refers to, else in the example; empty without symbols."""
         sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
         found = {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}

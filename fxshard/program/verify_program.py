@@ -45,7 +45,7 @@ def verify_program(program: ShardedProgram, *, deferred: bool = False) -> None:
         _verify_collectives(program, graph, where)
     settled = next((one for one in program.sizes if not is_symbolic(one.value) or not expression(one.value).free_symbols), None)
     if settled is not None:
-        raise PlanError(f"lowering has settled the size {settled.name}, which is to be dynamic", remedy=REMEDY)
+        raise PlanError(f"lowering has fixed the size {settled.name}, which should be dynamic", remedy=REMEDY)
 
 
 def _verify_ends(
@@ -61,7 +61,7 @@ def _verify_ends(
 ) -> None:
     """Checks that each input or output has its local shape and dtype; only outputs of kinds in ``pending`` may have pending sums."""
     if len(nodes) != len(ends):
-        raise PlanError(f"{len(nodes)} ends in a graph for {len(ends)}", where=where, remedy=REMEDY)
+        raise PlanError(f"the graph has {len(nodes)} inputs or outputs, the program {len(ends)}", where=where, remedy=REMEDY)
     for end, node, shape, layout, dtype in zip(ends, nodes, shapes, layouts, dtypes, strict=True):
         value = node.meta["val"]
         want = local_shape(shape, layout, program.mesh.shape, program.indexes(coordinate))
@@ -89,7 +89,7 @@ def _verify_collectives(program: ShardedProgram, graph: fx.Graph, where: str) ->
         raise PlanError(what, where=where, remedy=REMEDY)
     for node in nodes:
         if len(node.users) != 1 or not all(map(is_wait, node.users)):
-            raise PlanError(f"{node.name} is not waited for once, before anything reads it", where=where, remedy=REMEDY)
+            raise PlanError(f"{node.name} must be read by one wait and by nothing else", where=where, remedy=REMEDY)
 
 
 def _signature(node: fx.Node) -> tuple[str, Any, tuple[int, ...], str]:

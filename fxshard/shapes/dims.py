@@ -19,8 +19,8 @@ from fxshard.shapes.arguments import Arguments
 REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
 HINTS = {"DYNAMIC", "AUTO"}
 
-Call = Literal["only", "example", "later"]
-"""Whether calls with other arguments follow, or went before."""
+CallPlace = Literal["only", "example", "later"]
+"""The place of a call among all calls: the only one, an example that others follow, or a later one."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class DynamicDim:
         """Raises OptionError for a size outside the range."""
         if not self.serves(size):
             raise OptionError(
-                f"{self.name} ({self}) is {size}, it may be {_range_text(self.least, self.most)}",
+                f"{self.name} ({self}) is {size}, it must be {_range_text(self.least, self.most)}",
                 remedy="give the Dim another range, or plan for this size",
             )
 
 
 def dynamic_dims(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None, *, call: Call = "only"
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any = None, *, call: CallPlace = "only"
 ) -> tuple[DynamicDim, ...]:
     """The dynamic dims of a call ``model(*args, **kwargs)``, in the order in which they are found.
 
@@ -136,7 +136,7 @@ class _Reader:
 
     arguments: Arguments
     leaves: Mapping[str, Any]
-    call: Call
+    call: CallPlace
     ranges: Mapping[str, tuple[int, int | None]]
 
     def read(self, given: Any) -> Iterator[DynamicDim]:
@@ -158,7 +158,7 @@ class _Reader:
                 raise self._unknown(name)
 
     def _may_lack(self, argument: str, rest: str, value: Any) -> bool:
-        """Whether this call need not have the part ``rest`` of an argument, whose ``value`` is None if it is not passed."""
+        """Whether this call may lack the part ``rest`` of an argument, whose ``value`` is None if it is not passed."""
         return self.call != "only" and self.arguments.could_have(argument) and (self.call == "later" or not rest or value is None)
 
     def _unknown(self, name: Any) -> OptionError:

@@ -108,7 +108,7 @@ class _Reader:
 
     def end(self) -> None:
         if self.text[self.at :].strip():
-            raise _refused(f"cannot read the expression {self.text[:60]!r} behind character {self.at}")
+            raise _refused(f"cannot read the expression {self.text[:60]!r} after character {self.at}")
 
     def number(self) -> int:
         value = int(self.take("number"))
@@ -124,7 +124,7 @@ class _Reader:
         if name in ("true", "false"):
             return _Part(sympy.true if name == "true" else sympy.false)
         if name not in self.leaves and name not in FUNCTIONS:
-            raise _refused(f"{name!r} is no function of sizes")
+            raise _refused(f"{name!r} is not a function of sizes")
         self.take("mark", "(")
         if name in self.leaves:
             found = self.leaves[name]()
@@ -145,7 +145,7 @@ class _Reader:
         digits = self.take("quoted")
         self.option("precision", "53")
         if not math.isfinite(float(digits)):
-            raise _refused(f"{digits[:20]} is no number of an expression")
+            raise _refused(f"{digits[:20]} is not a finite number")
         return _Part(sympy.Float(digits, precision=53))
 
     def symbol(self) -> _Part:
@@ -186,14 +186,14 @@ def _called(name: str, parts: list[_Part]) -> _Part:
     for place, part in enumerate(parts):
         kind = _KINDS.get(name, (sympy.Expr,))
         if not isinstance(part.value, kind[min(place, len(kind) - 1)]):
-            raise _refused(f"{str(part.value)[:40]} is no argument of {name}")
+            raise _refused(f"{str(part.value)[:40]} is not a valid argument of {name}")
         if name in WHOLE and part.value.is_integer is not True:
-            raise _refused(f"{str(part.value)[:40]} is no whole number, as {name} takes")
+            raise _refused(f"{str(part.value)[:40]} is not a whole number, which {name} requires")
     value: Any = FUNCTIONS[name](*[p.value for p in parts])
     if not isinstance(value, (sympy.Basic, sympy.logic.boolalg.Boolean)):
-        raise _refused(f"{name} does not give a size")
+        raise _refused(f"the result of {name} is not a size")
     if value.has(sympy.zoo, sympy.nan, sympy.oo, -sympy.oo, sympy.I):
-        raise _refused(f"{name} gives no number")
+        raise _refused(f"the result of {name} is not a number")
     return _Part(value, max(degree, 1), terms)
 
 

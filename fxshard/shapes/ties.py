@@ -28,7 +28,7 @@ def tie_remedy(dims: Sequence[DynamicDim], inputs: Mapping[str, Sequence[int | N
         return otherwise
     said = " and ".join(f"dim {k} of {path} ({dim.example}) is {dim.name}" for dim, path, k in found)
     named = {path: {k: dim.name for dim, at, k in found if at == path} for _, path, _ in found}
-    return f"if {said} too, name that as well, with dynamic_shapes={named} beside what is named; else {otherwise}"
+    return f"if {said} too, name that as well: add dynamic_shapes={named} to what is named; else {otherwise}"
 
 
 def _same_size(dim: DynamicDim, inputs: Mapping[str, Sequence[int | None]]) -> list[tuple[str, int]]:

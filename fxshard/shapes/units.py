@@ -1,4 +1,4 @@
-"""Units: the number of which each dynamic size must be a multiple, so that all shards of a plan are even."""
+"""Units: each dynamic size must be a multiple of its unit, so that all shards of a plan are even."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def depends_on(size: Any, symbols: Collection[sympy.Symbol]) -> bool:
 
 
 def range_in_units(least: int, most: int | None, unit: int, example: int) -> tuple[int, int | None]:
-    """The range of a size divided by ``unit``, so that its symbol simplifies as the size's own does; it contains ``example``."""
+    """The range of size / ``unit``, so that expressions of its symbol simplify like those of the size; it contains ``example``."""
     return -(-least // unit), None if most is None else max(most // unit, example)
 
 

@@ -41,7 +41,8 @@ def weighted_sizes(given: Any, dims: Sequence[DynamicDim]) -> tuple[WeightedSize
     if given is None:
         return ()
     if not dims:
-        raise OptionError("example_sizes are of dynamic dims, and there are none", where=WHERE, remedy="name them in dynamic_shapes")
+        what = "example_sizes gives sizes of dynamic dims, and there are none"
+        raise OptionError(what, where=WHERE, remedy="name them in dynamic_shapes")
     if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or not given:
         raise OptionError(f"cannot read example_sizes, {a_kind(given)}: {given!r:.60}", where=WHERE, remedy=REMEDY)
     found = [_entry(one, dims) for one in given]

@@ -71,7 +71,7 @@ def test_every_size_by_one_file(tmp_path: Path) -> None:
     model, _ = exported(tmp_path / "m.pt2")
     for rows in (2, 3, 6, 7, 40):
         served(tmp_path / "m.pt2", model, rows)
-    with pytest.raises(SizesError, match="batch is 41, it may be from 1 to 40"):
+    with pytest.raises(SizesError, match="batch is 41, it must be from 1 to 40"):
         served(tmp_path / "m.pt2", model, 41)
     with pytest.raises(SizesError, match=r"takes for granted that .*test_dynamic.py"):
         served(tmp_path / "m.pt2", model, 1)
@@ -105,7 +105,7 @@ def test_a_plan_that_is_given_is_for_even_sizes(tmp_path: Path) -> None:
     served(tmp_path / "m.pt2", model, 10)
     with pytest.raises(PlanError, match="another graph"):
         fxshard.export(model, args, mesh, plan=plan)
-    with pytest.raises(OptionError, match="even=True is said of dynamic sizes"):
+    with pytest.raises(OptionError, match="even=True is for dynamic sizes"):
         fxshard.export(model, args, mesh, even=True)
 
 
@@ -193,7 +193,7 @@ def _first(**value: Any) -> tuple[str, Callable[[Any], None]]:
 
 
 TAMPERED = [
-    (_first_size("__import__('os').system('true')"), "'__import__' is no function of sizes"),
+    (_first_size("__import__('os').system('true')"), "'__import__' is not a function of sizes"),
     (_first_size(f"Mul(Integer(-77), {S})"), r"the file says -77\*s26"),
     (_first_size("Integer(-77)"), "the file says -77"),
     (_first_size("Symbol('s1', integer=True)"), "there is no size 's1'"),
@@ -213,10 +213,10 @@ TAMPERED = [
     (_first(example=2**50), "out of bounds"),
     (_first(most=0), "at least 1, found 0"),
     (_first(places=[["args[0]", -1]]), "at least 0, found -1"),
-    (_guard(condition="open('x')"), "'open' is no function of sizes"),
+    (_guard(condition="open('x')"), "'open' is not a function of sizes"),
     (_guard(condition="Integer(1)"), "a condition on sizes that the program has"),
     (_guard(sizes=[["seq", "s26", 1]]), "a condition on sizes that the program has"),
-    (_guard(condition=f"GreaterThan(ModularIndexing({S}, Float('3.0', precision=53), Integer(4)), Integer(0))"), "no whole number"),
+    (_guard(condition=f"GreaterThan(ModularIndexing({S}, Float('3.0', precision=53), Integer(4)), Integer(0))"), "not a whole number"),
     ((PROGRAM, lambda p: p["inputs"][-1]["shape"].__setitem__(0, f"StrictGreaterThan({S}, Integer(9))")), "a size is a whole number"),
 ]
 

@@ -14,7 +14,7 @@ from bench.startup.layers import main
 
 def test_planning_of_many_layers_beside_few(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "disable", lambda level: None)  # a measurement is usually in a process of its own
-    monkeypatch.setattr(layers, "_apart", lambda job, *given: job(*given))
+    monkeypatch.setattr(layers, "_in_fresh_process", lambda job, *given: job(*given))
     monkeypatch.setattr(layers.compileall, "compile_dir", lambda folder, quiet: None)
     assert main(["--layers", "1", "2", "--mesh", "dp=2,tp=2", "--no-compile"]) == 0
     head, _, row = capsys.readouterr().out.splitlines()
@@ -22,8 +22,8 @@ def test_planning_of_many_layers_beside_few(capsys: pytest.CaptureFixture[str], 
 
 
 def test_a_measurement_has_a_process_and_empty_caches_of_its_own() -> None:
-    folders = [layers._apart(os.getenv, name) for name in ("TORCHINDUCTOR_CACHE_DIR", "FXSHARD_CACHE_DIR")]
-    assert os.getpid() != layers._apart(os.getpid)
+    folders = [layers._in_fresh_process(os.getenv, name) for name in ("TORCHINDUCTOR_CACHE_DIR", "FXSHARD_CACHE_DIR")]
+    assert os.getpid() != layers._in_fresh_process(os.getpid)
     mine = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "FXSHARD_CACHE_DIR")]
     for folder in folders:
         assert folder and folder not in mine and not Path(folder).exists()

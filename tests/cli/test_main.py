@@ -147,7 +147,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--mesh", "dp=2", "--output-layout", "a=R", "--output-layout", "a=S(0)"], "--output-layout gives 'a' R and S(0)"),
     (["--mesh", "dp=2", "--input-layout", "other=R"], "input_layouts names 'other'"),
     (["--mesh", "dp=2", "--time-limit", "-1"], "cannot read time_limit=-1.0"),
-    (["--mesh", "tp=2,tp=2"], "the axis 'tp' stands twice"),
+    (["--mesh", "tp=2,tp=2"], "the axis 'tp' occurs twice"),
     (["--mesh", "dp=2", "--dump", "/dev/null/dump"], "cannot make the folder"),
 ]
 

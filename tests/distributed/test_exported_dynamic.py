@@ -23,7 +23,7 @@ assert compiled() == 1, "another size was compiled"
 try:
     model(torch.zeros(50, 4, dtype=torch.int64))
 except fxshard.errors.SizesError as error:
-    assert "batch is 50, it may be from 2 to 40" in str(error), error
+    assert "batch is 50, it must be from 2 to 40" in str(error), error
 else:
     raise AssertionError("a size out of range was taken")
 assert torch.equal(model(load_file(folder + "/inputs.safetensors")["0"]), out["0"]), "after a refusal the ranks go on"

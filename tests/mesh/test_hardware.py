@@ -114,7 +114,7 @@ BAD: list[tuple[Any, str, str]] = [
     (_with(inside=None), "expected an object, found null", "inside"),
     (_with(axes={"dp": {"bandwidth": 1}}), "the field 'latency' is missing", "axes.dp"),
     (_with(overlap=1.5), "at most 1, found 1.5", "overlap"),
-    (_points([1, 1]), "two points at least, found 1", "copy"),
+    (_points([1, 1]), "at least two points, found 1", "copy"),
     (_points([1, 1], [1, 2]), "(1, 1) and (1, 2) do not ascend", "copy"),
     (_points([1, 2], [2, 1]), "(1, 2) and (2, 1) do not ascend", "copy"),
     (_points([1, 2], [2, 2]), "all sizes take the same time", "copy"),

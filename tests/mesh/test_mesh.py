@@ -116,7 +116,7 @@ def test_bad_mesh_texts(text: str) -> None:
 
 
 def test_an_axis_that_stands_twice_is_named() -> None:
-    with pytest.raises(OptionError, match=r"the axis 'tp' stands twice in mesh 'tp=2, tp=4'[\s\S]*a name of its own"):
+    with pytest.raises(OptionError, match=r"the axis 'tp' occurs twice in mesh 'tp=2, tp=4'[\s\S]*a name of its own"):
         parse_mesh("tp=2, tp=4")
 
 

@@ -101,4 +101,4 @@ def test_what_falls_back_is_counted() -> None:
     assert rows[0].dtensor == ("aten.avg_pool2d_backward.default", "test_families.mystery.default")
     assert "x if x.sum() > 0" in rows[1].reason
     assert "1 of 2 families have a joint graph" in summary(rows)
-    assert "no rule, so replicated: 1 test_families.mystery.default" in summary(rows)
+    assert "replicated because they have no rule: 1 test_families.mystery.default" in summary(rows)

@@ -105,7 +105,7 @@ def test_the_cache_tells_sizes_apart(tmp_path: Any, monkeypatch: pytest.MonkeyPa
         ([(8, 4)], r"the weight of|has 2 sizes, there are 1"),
         ([{"bach": 4}], "no dynamic dim 'bach'; did you mean 'batch'"),
         ([(0,)], "batch cannot be 0"),
-        ([(1024,)], "batch .* is 1024, it may be from 1 to 512"),
+        ([(1024,)], "batch .* is 1024, it must be from 1 to 512"),
         ([((4,), 1), (8,)], "some of the sizes have a weight"),
         ([((4,), -1)], r"the weight of \(4,\) is -1"),
         ([(4,), {"batch": 4}], "batch=4 is given twice"),

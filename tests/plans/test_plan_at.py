@@ -62,7 +62,7 @@ def test_what_cannot_be_asked() -> None:
     made = plan(8, dynamic_shapes=DIMS)
     with pytest.raises(OptionError, match="no dynamic dim 'bach'; did you mean 'batch'"):
         made.at(bach=4)
-    with pytest.raises(OptionError, match=r"batch .* is 1024, it may be from 1 to 512"):
+    with pytest.raises(OptionError, match=r"batch .* is 1024, it must be from 1 to 512"):
         made.at(batch=1024)
     with pytest.raises(OptionError, match="cannot be 0"):
         made.at(batch=0)

@@ -70,10 +70,10 @@ def no_class(program: ShardedProgram) -> None:
     ("change", "said"),
     [
         (another_collective, "size classes issue different collectives"),
-        (no_wait, "is not waited for once"),
+        (no_wait, "must be read by one wait"),
         (another_shape, "is \\(3, 3\\)"),
         (another_dtype, "torch.float64, not"),
-        (a_result_less, "ends in a graph for"),
+        (a_result_less, "inputs or outputs, the program"),
         (no_class, "other size classes than its ranks"),
     ],
 )

@@ -60,7 +60,7 @@ def test_any_size_by_one_compilation(mesh: DeviceMesh, tmp_path: Path, compiled:
     for rows in (6, 1, 7, 40, 7):
         equal(bound, model, rows)
     assert len(compiled) == 1
-    with pytest.raises(SizesError, match="batch is 41, it may be from 1 to 40"):
+    with pytest.raises(SizesError, match="batch is 41, it must be from 1 to 40"):
         equal(bound, model, 41)
     with pytest.raises(RunError, match=r"dim 0 of args\[1\] is 5, batch is 4"):
         bound(torch.ones(4, 4), torch.ones(5, 4))

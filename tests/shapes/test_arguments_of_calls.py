@@ -96,7 +96,7 @@ def test_marks_have_ranges() -> None:
     assert (dim.least, dim.most) == (3, 8)
     (dim,) = dynamic_dims(Optional(), (marked((0, 2, 8)),), {}, {"x": {0: Dim("b", max=16)}})
     assert (dim.name, dim.least, dim.most) == ("b", 2, 8)
-    with pytest.raises(OptionError, match="is 4, it may be from 5 to 8"):
+    with pytest.raises(OptionError, match="is 4, it must be from 5 to 8"):
         dynamic_dims(Optional(), (marked((0, 5, 8)),), {})
 
 

@@ -53,7 +53,7 @@ def test_ranges_come_from_the_dim() -> None:
     (dim,) = found({"tokens": {1: Dim("seq", min=2, max=64)}}, TOKENS)
     assert (dim.least, dim.most) == (2, 64)
     dim.check(64)
-    with pytest.raises(OptionError, match=r"seq .* is 65, it may be from 2 to 64"):
+    with pytest.raises(OptionError, match=r"seq .* is 65, it must be from 2 to 64"):
         dim.check(65)
 
 
@@ -74,7 +74,7 @@ def test_marks_of_torch() -> None:
         ({"tokens": {0: 2 * Dim("half")}}, "cannot read"),
         ({"tokens": "batch"}, "cannot read 'batch'"),
         ({"tokens": {0: "n", 1: "n"}}, "'n' is 4 .* and 16"),
-        ({"tokens": {1: Dim("seq", max=8)}}, "seq .* is 16, it may be from"),
+        ({"tokens": {1: Dim("seq", max=8)}}, "seq .* is 16, it must be from"),
         ("batch", "dynamic_shapes is a str"),
         ({"pair": {0: "n"}}, "does not describe"),
     ],
@@ -103,6 +103,6 @@ def test_texts_of_the_command_line() -> None:
 
 @pytest.mark.parametrize("entry", ["n", Dim("n"), Dim.DYNAMIC])
 def test_an_example_without_rows(entry: object) -> None:
-    with pytest.raises(OptionError, match=r"\(dim 0 of args\[0\]\) is 0, it may be at least 1"):
+    with pytest.raises(OptionError, match=r"\(dim 0 of args\[0\]\) is 0, it must be at least 1"):
         dynamic_dims(nn.ReLU(), (torch.zeros(0, 4),), {}, ({0: entry},))
     assert dynamic_dims(nn.ReLU(), (torch.zeros(0, 4),), {}, ({0: Dim.AUTO},)) == ()

@@ -1,15 +1,21 @@
-"""Private names of torch (2.13): settings of a capture whose graph is planned and never called."""
+"""Private names of torch (2.13): settings of a capture whose graph is planned and never called.
+
+What would replace it: ``torch.export`` with a switch for guards, and options in place of ``torch._dynamo.config``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 
 @contextlib.contextmanager
@@ -64,3 +70,40 @@ def without_code() -> Iterator[None]:
 
     with _use_lazy_graph_module(True):
         yield
+
+
+def sizes_from_data() -> contextlib.AbstractContextManager[Any]:
+    """While Dynamo captures: operators whose output sizes or numbers depend on data stay in the graph, as symbols.
+
+    Calls of ``warnings.warn`` are left out of the graph.
+    """
+    from torch._dynamo import config
+
+    return config.patch(
+        capture_dynamic_output_shape_ops=True,
+        capture_scalar_outputs=True,
+        ignore_logging_functions={*config.ignore_logging_functions, warnings.warn},
+    )
+
+
+def dynamo_source(placeholder: fx.Node) -> tuple[str, bool]:
+    """(the source of the value in Dynamo, as an expression; whether it is a number passed as a tensor)."""
+    argument = placeholder.meta.get("grapharg")
+    source = getattr(argument, "source", None)
+    return (source.name if source is not None else ""), bool(getattr(argument, "pass_arg_as_tensor", False))
+
+
+def dynamo_frame() -> tuple[str, tuple[str, ...]]:
+    """The name of the function that Dynamo is compiling and its variables, arguments first; empty outside of Dynamo."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        code = InstructionTranslator.current_tx().f_code
+    except AttributeError:
+        return "", ()
+    return code.co_name, code.co_varnames
+
+
+def captured_out_spec(captured: fx.GraphModule) -> pytree.TreeSpec:
+    """The structure of the return value of a module captured by Dynamo."""
+    return captured.graph._codegen.pytree_info.out_spec

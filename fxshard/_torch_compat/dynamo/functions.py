@@ -1,6 +1,8 @@
 """Private names of torch (2.13): capture of users' autograd functions (``torch.autograd.Function``).
 
 Dynamo captures a function's forward and backward, but rejects some that eager torch runs. Here it accepts these too.
+
+What would replace it: ``torch.compile``, once it captures these functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): read, set and remove the hooks of modules and tensors."""
+"""Private names of torch (2.13): read, set and remove the hooks of modules and tensors.
+
+What would replace it: accessors of hooks on modules and tensors.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,7 @@ def any_global_hooks() -> bool:
     return any(_GLOBAL.values())
 
 
-def waits_for_gradient(parameter: torch.Tensor) -> bool:
+def has_leaf_hooks(parameter: torch.Tensor) -> bool:
     """Whether a leaf has tensor hooks: ``register_hook``, ``register_post_accumulate_grad_hook``."""
     return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 

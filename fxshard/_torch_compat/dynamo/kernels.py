@@ -1,6 +1,8 @@
 """Private names of torch (2.13): calls of users' Triton kernels in a traced graph.
 
 torch keeps kernels, and arguments that a graph cannot hold, in global tables; a node holds their indexes.
+
+What would replace it: ``torch.library.triton_op`` with the kernel's constants readable from the node.
 """
 
 from __future__ import annotations

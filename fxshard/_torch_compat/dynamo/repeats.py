@@ -1,6 +1,8 @@
 """Capture repeated modules once: a call of a module that is equivalent to a traced one becomes a single node.
 
 Dynamo's guards decide equivalence: those on everything that the first call read, evaluated on the second module.
+
+What would replace it: ``torch.compiler.nested_compile_region``, once it takes training steps and regions with side effects (decision 0035).
 """
 
 from __future__ import annotations
@@ -242,7 +244,7 @@ def _traced(self: Any, tx: Any, name: str, given: Any, nodes: list[Any], sources
             raise Unlike(f"it is of another class than {name}")
         there = _There(self.source, other.source)
         if not known_to_move and any(there.of(s) == s for s in inside):
-            raise Unlike("Dynamo names its attributes in a way that cannot be asked")
+            raise Unlike("Dynamo names its attributes in a way that cannot be translated")
         known_to_move.append(True)
         if not _holds(tx, condition, there):
             raise Unlike(f"attributes that the forward reads are others than those of {name}")

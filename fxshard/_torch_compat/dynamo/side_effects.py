@@ -1,8 +1,13 @@
-"""Private names of torch (2.13): side effects of code that Dynamo captures: changed Python objects and assigned buffers."""
+"""Private names of torch (2.13): side effects of code that Dynamo captures: changed Python objects and assigned buffers.
+
+What would replace it: a report of side effects by ``torch.export``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -44,3 +49,22 @@ def noted_changes(changed: Callable[[], None], mark: Any, names: Mapping[int, st
         yield
     finally:
         SideEffects.check_allowed_side_effect, Called.call_method = check, call
+
+
+@contextlib.contextmanager
+def noted_side_effects() -> Iterator[list[str]]:
+    """While Dynamo captures: yields a list that receives, at the end, the sources of the Python objects that the code changes."""
+    from torch._dynamo import config
+
+    found: list[str] = []
+    try:
+        with config.patch(side_effect_replay_policy="warn"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield found
+    finally:
+        for one in caught:
+            text = str(one.message)
+            if "side effects happened in the model.forward" in text:
+                found += re.findall(r"""["']([LG]\[.*?)["'](?:, |\]$)""", text)
+            else:
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -1,4 +1,4 @@
 """Private names of Inductor and AOTAutograd (torch 2.13).
 
-One mechanism per file. Each says what it patches or reads, and why no public API suffices.
+One mechanism per file. Each says what it patches or reads, and what would replace it.
 """

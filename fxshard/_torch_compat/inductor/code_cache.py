@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): load code from Inductor's disk cache by key, without the graph, and the settings that determine it."""
+"""Private names of torch (2.13): load code from Inductor's disk cache by key, without the graph, and the settings that determine it.
+
+What would replace it: ``torch.compiler.save_cache_artifacts``, once it can be looked up by a key of the caller's.
+"""
 
 from __future__ import annotations
 

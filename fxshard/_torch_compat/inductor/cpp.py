@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): Inductor's tests of vector instructions and its precompiled header, before the first C++ kernel."""
+"""Private names of torch (2.13): Inductor's tests of vector instructions and its precompiled header, before the first C++ kernel.
+
+What would replace it: an option of Inductor that names the vector instructions and builds the header at install time.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ FURTHER = ("_is_avx512_bf16_supported", "_is_amx_fp16_supported")
 
 
 def import_compiler() -> None:
-    """Import the modules that ``ask`` needs, in one thread: two threads that import modules with cyclic imports can deadlock."""
+    """Import the modules that the functions below need, in one thread: two threads that import modules with cyclic imports can deadlock."""
     from torch._inductor import codecache, config, cpp_builder, cpu_vec_isa  # noqa: F401
     from torch.utils import _filelock, cpp_extension  # noqa: F401
 
 
-def ask() -> bool:
+def check_vector_instructions() -> bool:
     """Test whether the best set of vector instructions works; compiles Inductor's test program, or finds it in the cache.
 
     If it works, the lesser sets, whose test programs are the same with fewer flags, are assumed to work too; otherwise Inductor tests each.
-    Returns whether all sets work, so that the answer may be cached.
+    Returns whether all sets work, so that the result may be cached.
     """
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-    best = _best() if question() and not valid_vec_isa_list.cache_info().currsize else None
+    best = _best() if vector_instructions_key() and not valid_vec_isa_list.cache_info().currsize else None
     if best is not None and _works(best):
         take_answer()
         return True
@@ -58,7 +61,7 @@ def precompile_header() -> None:
 
     kernels, best = codecache.CppPythonBindingsCodeCache, _best()
     header = kernels._get_uncompiled_header("cpu")
-    if best is None or header is None or not question() or not config.cpp_cache_precompile_headers:
+    if best is None or header is None or not vector_instructions_key() or not config.cpp_cache_precompile_headers:
         return
     presumed: Any = type(best)()
     for name in FURTHER:
@@ -72,7 +75,7 @@ def precompile_header() -> None:
 
 
 def take_answer() -> None:
-    """Tell Inductor that all vector instructions of the processor work, which saves its tests in subprocesses."""
+    """Tell Inductor the answer that all vector instructions of the processor work, which saves its tests in subprocesses."""
     from torch._inductor import config
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
@@ -80,8 +83,9 @@ def take_answer() -> None:
         valid_vec_isa_list()
 
 
-def question() -> tuple[str, ...]:
-    """The key of the answer: processor, compiler, torch; empty on other platforms, or if settings choose the vector instructions."""
+def vector_instructions_key() -> tuple[str, ...]:
+    """The cache key of ``check_vector_instructions``: processor, compiler, torch; empty on other platforms, or if settings choose the
+    instructions."""
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): write an expression of sizes as calls of Python's and torch's operators on proxies of its symbols."""
+"""Private names of torch (2.13): write an expression of sizes as calls of Python's and torch's operators on proxies of its symbols.
+
+What would replace it: a conversion of expressions to FX nodes outside of a traced graph.
+"""
 
 from __future__ import annotations
 

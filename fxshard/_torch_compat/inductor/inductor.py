@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): Inductor, and the min-cut partitioner of joint graphs."""
+"""Private names of torch (2.13): Inductor, and the min-cut partitioner of joint graphs.
+
+What would replace it: ``torch.compile`` of a graph that is partitioned already; ``torch.compiler`` with options per call.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,8 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
 
 @contextlib.contextmanager
 def _turn(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapping[str, Any], wait: bool) -> Iterator[bool]:
-    """Hold a lock on the graph among the processes that share Inductor's cache, if it is cacheable; yields False if another holds it."""
+    """Hold a lock on the graph among the processes that share Inductor's cache, if it is cacheable. Yields whether to compile it now:
+    False if another process holds the lock and ``wait`` is False."""
     from filelock import Timeout
     from torch._inductor.codecache import LOCK_TIMEOUT, get_lock_dir
     from torch.utils._filelock import FileLock
@@ -109,7 +113,7 @@ def _any_size(env: Any) -> Iterator[None]:
 
     def evaluated(code: str, args: Sequence[Any]) -> bool:
         functions = {**SYMPY_INTERP, "min": _least, "max": _greatest}
-        return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # as torch does; the text is its own
+        return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # torch evaluates it too; the text is torch's
 
     def strides_of_view(*args: Any, size_oblivious: bool = False) -> Any:
         found = strides(*args, size_oblivious=True)

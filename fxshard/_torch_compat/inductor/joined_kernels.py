@@ -3,6 +3,8 @@
 Inductor compiles each kernel in a separate file: 0.7 s of processor time, 0.45 of it for the header and linking. A further kernel in the
 same file takes 0.05 s. Kernels are assigned to files by their order in the module alone, so that a process that loads the module finds the
 same files.
+
+What would replace it: an option of Inductor for one C++ file a module, which AOTInductor has.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class _File:
         try:
             module = self.load()
         except CppCompileError as error:
-            log.warning("%d kernels could not be compiled together and are one by one: %s", len(self.kernels), str(error).splitlines()[0])
+            what = "%d kernels could not be compiled together; they are compiled one by one: %s"
+            log.warning(what, len(self.kernels), str(error).splitlines()[0])
             return [self._alone(i) for i in range(len(self.kernels))]
         return [getattr(module, f"kernel_{i}") for i in range(len(self.kernels))]
 

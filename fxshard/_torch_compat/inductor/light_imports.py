@@ -2,6 +2,8 @@
 
 A generated module imports names from the modules that define them, and thereby Inductor's lowering and code generation: half a second in a
 process that only runs what another process compiled.
+
+What would replace it: ``torch.export`` packages of AOTInductor, once they run on ranks from Python.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Inductor computes the operands of ``aten.cat`` in place in the result, but copies results of external kernels (matrix products) that are
 read through a view. The flattened gradients of a bucket are such views. ``pack`` flattens its operands itself, so that its lowering sees
 the product and not the view. Decision 0034.
+
+What would replace it: a registration of lowerings for custom operators.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def _is_flat(parts: Sequence[fx.Node]) -> bool:
 
 
 def _unflattened(part: fx.Node) -> fx.Node:
-    """The operand behind the flattening operators of which ``part`` is the only user."""
+    """The value that ``part`` flattens, traced back through flattening operators that have one user."""
     while part.target in FLATTENS and len(part.users) == 1:
         part = part.all_input_nodes[0]
     return part

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): division of symbolic floats by zero, which raises in Python and gives inf or nan in C++."""
+"""Private names of torch (2.13): division of symbolic floats by zero, which raises in Python and gives inf or nan in C++.
+
+What would replace it: SymFloats that divide as C++ does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): the functions, of torch and of sympy, that occur in expressions of sizes."""
+"""Private names of torch (2.13): the functions, of torch and of sympy, that occur in expressions of sizes.
+
+What would replace it: a documented list of the functions in expressions of sizes.
+"""
 
 from __future__ import annotations
 

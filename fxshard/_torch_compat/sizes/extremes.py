@@ -1,6 +1,8 @@
 """Private names of torch (2.13): simplify ``Min`` and ``Max`` of sizes where the symbols' ranges decide which argument wins.
 
 The slice ``x[: n // 2 + 1]`` of a dim of size n has length ``Min(n, n // 2 + 1)``. torch compares the two by their separate ranges only.
+
+What would replace it: a comparison of expressions by torch that uses the symbols' joint ranges.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 EXTREMES = (Min, Max)
 _known: WeakKeyDictionary[ShapeEnv, dict[Any, Any]] = WeakKeyDictionary()
-"""What was found within each environment, by function, expression and the ranges of its symbols: the same sizes come again and again."""
+"""Results within each environment, by function, expression and the ranges of its symbols, because the same sizes recur."""
 
 
 @contextlib.contextmanager

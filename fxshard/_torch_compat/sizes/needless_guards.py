@@ -1,4 +1,7 @@
-"""Private names of torch (2.13): avoid guards on symbols that do not affect the result of a computation."""
+"""Private names of torch (2.13): avoid guards on symbols that do not affect the result of a computation.
+
+What would replace it: operators' shape functions that ask no question whose answer does not matter.
+"""
 
 from __future__ import annotations
 

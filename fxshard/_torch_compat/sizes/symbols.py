@@ -1,4 +1,7 @@
-"""Symbolic sizes: torch's ShapeEnv, its SymInts and the guards that it records."""
+"""Symbolic sizes: torch's ShapeEnv, its SymInts and the guards that it records.
+
+What would replace it: ``torch.export.Dim`` with access to the environment, and a list of the guards that it records.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,8 @@ def at_node(node: fx.Node) -> Iterator[None]:
 
 def _asking_line(is_user_file: Callable[[str], bool], in_trace: Callable[[str], str | None]) -> str:
     """The place that caused a guard, like ``model.py:8 (torch/nn/...:560)``: ``file:line`` of the user's innermost function that Dynamo
-    traces, or of the traced node; then, if different, of the innermost function (outside of Dynamo: frame) that is not about symbols."""
+    traces, or of the traced node; then, if different, of the innermost function that Dynamo traces (outside of Dynamo: of the innermost
+    frame that does not handle symbols)."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     frame, outside, asked, user = sys._getframe(2), "", "", ""
@@ -227,7 +231,7 @@ _HAS_HINT = SymNode.has_hint
 
 
 def _has_hint_for_python(self: SymNode) -> bool:
-    """Distinguishes callers by the frame: a Python caller has ``has_hint`` among its names; for C++ it is an outer frame, without it."""
+    """Distinguishes callers by the calling Python frame: only that of a Python caller has ``has_hint`` among its names."""
     return _HAS_HINT(self) if "has_hint" in sys._getframe(1).f_code.co_names else False
 
 

@@ -93,7 +93,7 @@ def first_at_memory_sizes(program: ShardedProgram) -> fx.GraphModule:
     """The first rank's graph at the sizes that the plan's memory refers to; unchanged without dynamic sizes."""
     if not program.sizes:
         return program.first
-    return _with_numbers(program.first, {expr: evaluated(expr, program.counted) for expr in _expressions(program.first)})
+    return _with_numbers(program.first, {expr: evaluated(expr, program.memory_values) for expr in _expressions(program.first)})
 
 
 def _with_numbers(module: fx.GraphModule, numbers: Mapping[sympy.Basic, Any]) -> fx.GraphModule:

@@ -50,7 +50,7 @@ def wait_for_compiler_check() -> None:
 
 
 def _file() -> Path | None:
-    asked, folder = cpp.question(), disk_cache.folder()
+    asked, folder = cpp.vector_instructions_key(), disk_cache.folder()
     if not asked or folder is None:
         return None
     return folder / f"compiler-v2-{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:40]}.txt"
@@ -58,7 +58,7 @@ def _file() -> Path | None:
 
 def _check_compiler(path: Path | None) -> None:
     try:
-        all_work = cpp.ask()
+        all_work = cpp.check_vector_instructions()
     except Exception as error:  # Inductor's first kernel fails in the same way, and that error has a remedy
         log.debug("the C++ compiler could not be asked ahead: %s", error)
         return

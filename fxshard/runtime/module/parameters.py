@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.copies import copy_slices
-from fxshard._torch_compat.dynamo.hooks import waits_for_gradient
+from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.layout.layouts import Layout, local_shape
 from fxshard.mesh.mesh import as_mesh
@@ -82,7 +82,7 @@ def shard_parameters(
 def check_gradient_hooks(model: nn.Module) -> None:
     """Raises RunError for a parameter with hooks: they would not be called for the DTensor that replaces it."""
     for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor) and waits_for_gradient(parameter):
+        if not isinstance(parameter, DTensor) and has_leaf_hooks(parameter):
             what = f"parameter {name} has a hook for its gradient, which would not be called for the DTensor that takes its place"
             raise RunError(what, where=name, remedy="register it after parallelize: model.get_parameter(name).register_hook(...)")
 

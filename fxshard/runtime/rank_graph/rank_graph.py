@@ -92,12 +92,12 @@ def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None
     given, returned = _inputs(bound), _results(program)
     static = {} if optimizer is None else _optimizer_state(program, optimizer, bound.coordinate)
     if parts is None:
-        return profile_stages([_stage(module.graph, given, returned)], static, program.counted)
+        return profile_stages([_stage(module.graph, given, returned)], static, program.memory_values)
     count = forward_results(program)
     tangents = [e for e, end in zip(given, program.inputs, strict=False) if end.kind == "tangent"]
     primals = [e for e, end in zip(given, program.inputs, strict=False) if end.kind != "tangent"] + given[len(program.inputs) :]
     stages = [_stage(parts.forward.graph, primals, returned[:count]), _backward_stage(parts.backward.graph, tangents, returned[count:])]
-    return profile_stages(stages, static, program.counted)
+    return profile_stages(stages, static, program.memory_values)
 
 
 def _inputs(bound: BoundProgram) -> list[BoundaryValue]:

@@ -48,7 +48,7 @@ class OpStrategy:
 
 @dataclass(frozen=True)
 class _ShardingCondition:
-    """What sharding a factor of ``size`` requires: aligned cuts in merged dims (``inner``: sizes of the rest of these dims), no empty
+    """The conditions for sharding a factor of ``size``: aligned cuts in merged dims (``inner``: sizes of the rest of these dims), no empty
     shards (``full``), equal shards (``even``)."""
 
     size: Any
@@ -222,7 +222,7 @@ def _dim_of(dims: tuple[tuple[str, ...], ...], factor: str) -> int | None:
 
 
 def _depends_on(rule: Factors, output: int, inputs: list[int | None]) -> bool:
-    """Whether an output depends on an operand that has the factor; without the factor itself it is then partial."""
+    """Whether an output depends on an operand that has the factor; if the output itself lacks the factor, it is then partial."""
     if rule.outputs[output] is None:
         return False
     sources = range(len(inputs)) if rule.depends is None else rule.depends[output]
@@ -230,7 +230,7 @@ def _depends_on(rule: Factors, output: int, inputs: list[int | None]) -> bool:
 
 
 def _condition(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _ShardingCondition:
-    """Empty shards are excluded if an output stays whole or an operand is added to a partial output: the rank still has work then."""
+    """Empty shards are excluded if an output stays whole or an operand is added to a partial output: all ranks must compute then."""
     tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
     merged = [dim for dims in tensors for dim in dims if len(dim) > 1 and dim[0] == factor]
     inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)

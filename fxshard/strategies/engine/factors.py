@@ -1,7 +1,7 @@
 """Factors: the legal shardings of an operator on one mesh axis, as names on the dims of its operands and outputs.
 
 Sharding a factor shards each tensor on the dim that has it. An output without the factor, computed from an operand with
-it, becomes ``Partial(reduce)``: out = reduce over ranks of out_rank. A dim of several factors can be sharded on its outermost.
+it, becomes ``Partial(reduce)``: out = reduce over ranks of out_rank. A dim of several factors can be sharded on its outermost factor.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Factors:
 
     Args:
         operands: per tensor operand, per dim, its factors from outermost to innermost; () for a dim without factors.
-        outputs: the same per output; None for an output that is no tensor.
+        outputs: the same per output; None for an output that is not a tensor.
         reduce: factor -> the reduction left pending in outputs without it ("sum" by default); None: then it cannot be sharded.
         replicated: factors that must stay whole.
         linear: groups of operands through which a pending reduction passes.
@@ -71,7 +71,7 @@ class Factors:
         depends: per output, the operands it depends on; None for all.
         enforce: pairs (operand, output) that share memory, and so their layout.
         sizes: sizes of factors that do not follow from the shapes.
-        note: why the operator offers no more, for people.
+        note: for people, why the operator has no more shardings.
     """
 
     operands: tuple[Dims, ...]

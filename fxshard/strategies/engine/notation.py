@@ -144,7 +144,7 @@ def _read(tensor: str, pattern: str) -> Tensor:
     while position < len(tensor):
         match = _TOKEN.match(tensor, position)
         if match is None:
-            raise _unreadable(pattern, f"{tensor[position:].strip()[0]!r} is no name, 'name!', '_', '1', '(' or '...'")
+            raise _unreadable(pattern, f"{tensor[position:].strip()[0]!r} is not a name, 'name!', '_', '1', '(' or '...'")
         position, token = match.end(), match.group(1)
         if token == "(" and group is None:
             group = []
@@ -152,7 +152,7 @@ def _read(tensor: str, pattern: str) -> Tensor:
             names.append(tuple(group))
             group = None
         elif token in ("(", ")") or (group is not None and token in ("...", "_")):
-            raise _unreadable(pattern, f"{token!r} cannot stand there in '{tensor.strip()}'")
+            raise _unreadable(pattern, f"{token!r} is not allowed there in '{tensor.strip()}'")
         elif group is not None:
             group += [] if token == "1" else [token]
         else:
@@ -164,11 +164,11 @@ def _read(tensor: str, pattern: str) -> Tensor:
 
 def _checked(tensor: Tensor, pattern: str) -> Tensor:
     if tensor.count("...") > 1:
-        raise _unreadable(pattern, "'...' stands twice in one tensor")
+        raise _unreadable(pattern, "'...' occurs twice in one tensor")
     flat = [n.removesuffix("!") for name in tensor for n in ((name,) if isinstance(name, str) else name) if n not in ("_", "")]
     twice = sorted({n for n in flat if flat.count(n) > 1})
     if twice:
-        raise _unreadable(pattern, f"factor {twice[0]!r} stands twice in one tensor")
+        raise _unreadable(pattern, f"factor {twice[0]!r} occurs twice in one tensor")
     return tensor
 
 

@@ -1,8 +1,8 @@
 """Uses the sharding functions that users registered with ``torch.distributed.tensor.experimental.register_sharding``.
 
-Such a function lists the options of one mesh axis, as (placements of the outputs, placements of the arguments). It does not cover
-sizes that do not divide: then shards are cut as by ``torch.chunk``, each rank runs the operator on its shards, and an empty
-shard gives the identity element; this needs all sharded dims to be cut at the same places.
+Such a function lists the options of one mesh axis, as (placements of the outputs, placements of the arguments). It does not say
+what to do with sizes that the mesh does not divide: shards are then cut as by ``torch.chunk``, each rank runs the operator on its
+shards, and an empty shard gives the identity element; this needs all sharded dims to be cut at the same places.
 """
 
 from __future__ import annotations

@@ -73,13 +73,13 @@ def find(op: Any) -> Any:
         return operator
     if not isinstance(op, str):
         remedy = 'pass a name ("mylib::op"), torch.ops.mylib.op.default, or what torch.library.custom_op returned'
-        raise OptionError(f"{op!r} is no operator of torch", where="op", remedy=remedy)
+        raise OptionError(f"{op!r} is not an operator of torch", where="op", remedy=remedy)
     overloads = [name for name in operator_names() if name.startswith(f"{op}.")]
     if overloads:
         what = f"{op} has no default overload; it has {', '.join(overloads)}"
     else:
         what = f"there is no operator {op!r}{closest(op, operator_names())}"
-    raise OptionError(what, where="op", remedy="import what defines the operator first; names are those of torch.library, 'mylib::op'")
+    raise OptionError(what, where="op", remedy="import the operator's module first; names are those of torch.library, 'mylib::op'")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def functional_schema(operator: Any, where: str) -> Any:
     schema: Any = schema_of(operator)
     changed = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if changed:
-        what = f"{schema.name} changes its arguments ({', '.join(changed)}); a planned graph has no such calls"
+        what = f"{schema.name} changes its arguments ({', '.join(changed)}); planned graphs do not contain such calls"
         raise RuleError(what, where=where, remedy="write an operator that returns new tensors, and give that one the rule")
     return schema
 
@@ -122,10 +122,10 @@ def _rule(given: Any, properties: dict[str, Any]) -> Rule:
         _check_properties(made, properties)
         return made
     if not callable(given):
-        what = f"a rule is a text or a function, not {a_kind(given)}"
+        what = f"a rule is a string or a function, not {a_kind(given)}"
         raise OptionError(what, where="register_rule", remedy="write it like 'b m k, b k n -> b m n'")
     if properties:
-        what = f"{', '.join(properties)} cannot stand beside a rule that is a function"
+        what = f"{', '.join(properties)} cannot be given with a rule that is a function"
         raise OptionError(what, where="register_rule", remedy="put it into the Factors that the function returns")
     return given
 
@@ -177,13 +177,13 @@ def _check_fit(made: TextRule, schema: Any) -> None:
         wrong = [position for position in made.at if position not in tensors.all]
         if wrong:
             named = ", ".join(f"{i} ({schema.arguments[i].name})" for i in tensors.all)
-            raise _misfit(made, schema, f"argument {wrong[0]} is no tensor; tensors are {named}", "name those in at=")
+            raise _misfit(made, schema, f"argument {wrong[0]} is not a tensor; tensors are {named}", "name those in at=")
     elif not tensors.lists and not len(tensors.needed) <= count <= len(tensors.all):
         takes = f"{len(tensors.needed)}" + (f" to {len(tensors.all)}" if tensors.optional else "")
         raise _misfit(made, schema, f"it has {count} operands, the operator takes {takes} tensors", "write one entry for each tensor")
     if not results.lists and len(made.outputs) != len(schema.returns):
         what = f"it has {len(made.outputs)} outputs, the operator returns {len(schema.returns)}"
-        raise _misfit(made, schema, what, "write one entry for each result, an empty one for what is no tensor")
+        raise _misfit(made, schema, what, "write one entry for each result, an empty one if it is not a tensor")
 
 
 def _misfit(made: TextRule, schema: Any, what: str, remedy: str) -> RuleError:

@@ -43,7 +43,7 @@ def trilinear(call: Call) -> Factors:
     return factors(operands, [outs], linear=linear_groups(call, [(0,), (1,), (2,)]))
 
 
-PAIRS = "a shard of the rows is no shard of the pairs, and a root of a sum cannot be pending"
+PAIRS = "a shard of the rows is not a shard of the pairs, and the root of a sum cannot be pending"
 
 
 def distance(call: Call) -> Factors:
@@ -56,7 +56,7 @@ def distance(call: Call) -> Factors:
 
 
 def pair_distance(call: Call) -> Factors:
-    """out[pair (m, n)] = p-norm of x[m, :] - x[n, :], m < n. Rows stay whole: a shard of them is no shard of the pairs."""
+    """out[pair (m, n)] = p-norm of x[m, :] - x[n, :], m < n. Rows stay whole: a shard of them is not a shard of the pairs."""
     k, reduce = _reduced_factor(call.args[1] if len(call.args) > 1 else 2.0)
     return factors([["rows!", k]], [["pairs!"]], reduce=reduce) if reduce else replicate_all(call, PAIRS)
 

@@ -20,7 +20,7 @@ from fxshard.strategies.engine.registry import register, replaced
 aten = torch.ops.aten
 BLOCK = 16
 """Kernels require k and n to be multiples of this number of elements."""
-OF_BLOCKS = "block scales have a memory order of their kernel's own"
+OF_BLOCKS = "the memory order of block scales depends on the kernel"
 PER_TENSOR, PER_ROW = 0, 1
 """Scaling recipes, numbered as in torch.nn.functional.ScalingType."""
 

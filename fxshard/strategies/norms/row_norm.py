@@ -18,7 +18,7 @@ from fxshard.strategies.tensors.dims import named
 def aligned_right(*groups: Sequence[int]) -> Rule:
     """All tensors align with the last dims of the largest operand; dims of size 1 have no factor.
 
-    A tensor with one dim more has it in front; it stays whole.
+    A tensor with one more dim has it in front; that dim stays whole.
     ``groups``: argument positions in which the operator is jointly linear.
     """
 

@@ -34,8 +34,8 @@ class Case:
 
     @property
     def inconclusive(self) -> str:
-        """Why a wrong combination might go unnoticed; empty if it cannot: then, in some variation, operands are large enough and their
-        elements differ, as do those of an output; outputs of one element must differ between variations."""
+        """Why a wrong combination might go unnoticed; empty if it cannot. It cannot if operands are large enough and, in some variation,
+        the elements of each operand differ, and so do those of each output. An output of one element must differ between variations."""
         read = [i for i in range(len(self.sample.tensors)) if i not in self.sample.outs]
         if not all(self.sample.tensors[i].numel() >= MIN_ELEMENTS for i in read):
             return f"an operand has fewer than {MIN_ELEMENTS} elements"

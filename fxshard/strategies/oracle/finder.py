@@ -65,7 +65,7 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
         raise RuleError(f"there are no samples of {op}", remedy="give at least one")
     shapes = {_dims(s) for s in samples}
     if len(shapes) != 1:
-        what = f"the samples of {op} have tensors of different dims: {sorted(shapes, key=str)}"
+        what = f"the samples of {op} have tensors with different numbers of dims: {sorted(shapes, key=str)}"
         raise RuleError(what, remedy="give samples of one kind at a time")
     with temporary_rule(name, replicate_all):  # so that options of an existing rule are discovered too
         options, untried = _valid_for_all(op, samples, budget, ranks)

@@ -14,10 +14,10 @@ from fxshard.strategies.oracle.samples import operator
 from fxshard.strategies.oracle.verdict import Finding, Judged, Option, Verdict
 
 SHOWN = 20
-UNTRIED = """not tried: beyond --budget combinations of a sample. Tried first are those that are offered, then one operand changed,
-then one factor at a time (dims of one size cut together): what cuts dims of different sizes together may be among the rest"""
-BEYOND = """pending in a maximum, minimum or product, or passed on to some of the results only. Discovery never proposes that;
-a rule that is a function from a Call to Factors can say it"""
+UNTRIED = """not tried: a sample's combinations beyond --budget. Offered ones come first, then those with one operand changed, then one
+factor at a time (dims of one size sharded together); the rest may contain some that shard dims of different sizes together"""
+BEYOND = """pending in a maximum, minimum or product, or passed on to some of the results only. Discovery never proposes these;
+a rule that is a function from a Call to Factors can express them"""
 
 
 def report(verdict: Verdict) -> str:
@@ -26,8 +26,8 @@ def report(verdict: Verdict) -> str:
     partly = [j for j in verdict.judged if j.partly]
     rows = [
         ("samples judged", len(verdict.judged) - len(skipped)),
-        ("... of these for what is wrong only", len(partly)),
-        ("... again with other plain numbers", sum(j.variants for j in verdict.judged)),
+        ("... for wrong combinations only", len(partly)),
+        ("... again with other numbers", sum(j.variants for j in verdict.judged)),
         ("offered and run", verdict.offered),
         ("combinations tried", sum(j.searched for j in verdict.judged)),
         ("not tried", verdict.unsearched),
@@ -41,8 +41,8 @@ def report(verdict: Verdict) -> str:
         parts.append(UNTRIED)
     parts += _list("wrong", verdict.wrong) + _list("missing", verdict.missing) + _beyond_sums(verdict.missing)
     parts += _samples("not judged", ((j, j.skipped) for j in skipped))
-    parts += _samples("judged for what is wrong only, nothing is said on what is missing", ((j, j.partly) for j in partly))
-    why = "positions of the result that are not finite, where a sum has no parts"
+    parts += _samples("judged for wrong combinations only, not for missing ones", ((j, j.partly) for j in partly))
+    why = "positions of the result that are not finite; parts of a sum cannot be compared there"
     parts += _samples("not compared", ((j, f"{j.masked} {why}") for j in verdict.judged if j.masked))
     if verdict.note:
         parts.append(f"the rule says: {verdict.note}")
@@ -67,9 +67,9 @@ def _word(verdict: Verdict) -> str:
         return "no sample could be judged"
     if not any(j.searched and not j.partly for j in verdict.judged):
         run = "" if verdict.offered else "nothing but replicated is offered for these samples, which is "
-        return f"{run}right; what is missing was not searched"
+        return f"{run}right; missing combinations were not searched for"
     if not verdict.valid and not verdict.missing:
-        return "right; no sample tells what else would be"
+        return "right; only the replicated combination is valid for these samples"
     if verdict.missing:
         return "right, but not complete"
     return f"right; {verdict.unsearched} combinations were not tried (--budget)" if verdict.unsearched else "right and complete"
@@ -85,7 +85,7 @@ def _list(what: str, findings: Iterable[Finding]) -> list[str]:
 def _beyond_sums(missing: Iterable[Finding]) -> list[str]:
     """Says how many missing options discovery never proposes."""
     passed = {str(f.option) for f in missing if _passes(f.option)}
-    return [f"{len(passed)} of what is missing: {BEYOND}"] if passed else []
+    return [f"{len(passed)} of the missing combinations: {BEYOND}"] if passed else []
 
 
 def _passes(option: Option) -> bool:
@@ -103,13 +103,13 @@ def report_rule(rule: FoundRule) -> str:
             [f"{rule.op} has no rule, and the samples show none that is worth registering: its tensors must stay whole", *_cut(rule)]
         )
     left = [f"  {option}" for option in rule.left_out]
-    more = ["", "valid too, but not in a rule of text:", *left] if left else []
+    more = ["", "valid too, but a rule in text form cannot express them:", *left] if left else []
     return "\n".join([f"{rule.op} has no rule; this one holds for the samples:", "", f"  {rule}", *more, *_one_call(rule), *_cut(rule)])
 
 
 def _cut(rule: FoundRule) -> list[str]:
     """A warning that the budget was too small to try all combinations, if it was."""
-    what = f"the search was cut: {rule.untried} combinations were not tried, so there may be more to say; try a larger --budget"
+    what = f"the search was cut: {rule.untried} combinations were not tried, so more may be valid; try a larger --budget"
     return ["", what] if rule.untried else []
 
 

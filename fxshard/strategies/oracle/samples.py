@@ -89,7 +89,7 @@ def given_samples(op: str, given: Any, where: str) -> list[Sample]:
     """Samples from a user's list of argument tuples, or of (arguments, keywords); raises OptionError for anything else."""
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(entry, (list, tuple)) for entry in given):
         remedy = "return [(x, y), ...] or [((x, y), {'dim': 1}), ...]"
-        raise OptionError("the samples are no list of argument tuples", where=where, remedy=remedy)
+        raise OptionError("the samples are not a list of argument tuples", where=where, remedy=remedy)
     samples = [Sample(op, *_detached(_arguments(entry))) for entry in given]
     if any(t.is_meta for s in samples for t in s.tensors):
         raise OptionError("a sample holds a tensor on meta, which has no numbers", where=where, remedy="give tensors with random numbers")

@@ -49,7 +49,7 @@ def search(op: str, tensors: Sequence[torch.Tensor], offered: Sequence[Combinati
     """All combinations except the replicated one if there are at most ``budget``; else the first ``budget`` in order of priority.
 
     Priority: offered combinations, one operand not replicated, one factor at a time (dims of equal size sharded together, in some
-    operands), then offered ones with one or two operands changed. Integers beside floats are taken for indices and never pending.
+    operands), then offered ones with one or two operands changed. If there are floats, integers are taken for indices and never pending.
     ``written`` operands count as replicated: they have the layout of the result.
     """
     reals = any(is_inexact(t.dtype) for t in tensors)

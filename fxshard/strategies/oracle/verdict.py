@@ -83,7 +83,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The results for all samples of one operator; ``fallback``: it has no rule; ``note``: why its rule offers no more.
+    """The results for all samples of one operator; ``fallback``: it has no rule; ``note``: why its rule offers no more shardings.
 
     ``listed``: the options come from the user's function for DTensor, in place of a rule.
     """

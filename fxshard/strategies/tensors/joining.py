@@ -1,8 +1,8 @@
 """Joining and splitting along a dim: cat, stack, split, unbind. The dim stays whole, all others can be sharded.
 
 If a dim is sharded over n ranks, rank 0 has its first L / n elements, but 1 / n of each piece would have to be on
-rank 0: a piece of a shard is no shard of the piece, whatever the sizes. There are two exceptions: a piece that
-is the whole dim, beside pieces without elements; and a dim (a b) that views have made a dim a and a dim b, split or joined
+rank 0: a piece of a shard is not a shard of the piece, whatever the sizes. There are two exceptions: a piece that
+is the whole dim, if all others have no elements; and a dim (a b) that a view has split into dims a and b, if pieces are cut or joined
 along b. Stacking and unbinding have one piece per index, so the same holds.
 """
 
@@ -23,7 +23,7 @@ from fxshard.strategies.tensors.pointwise import aten_names
 def cat(call: Call) -> Factors:
     """Concatenates operands along a dim; skips operands of shape [0], as torch does.
 
-    If one operand is the whole result, beside others without elements, the dim can be sharded.
+    If one operand is the whole result and the others have no elements, the dim can be sharded.
     """
     (out,) = call.outputs
     assert out is not None

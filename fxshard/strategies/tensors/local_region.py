@@ -1,4 +1,4 @@
-"""The boundaries of a ``local_map`` region, where a rank passes its shard on. The user gives the placements (``passes.regions``)."""
+"""The boundaries of a ``local_map`` region, where a rank passes its shard on. The user gives the placements (``passes.trace.regions``)."""
 
 from __future__ import annotations
 

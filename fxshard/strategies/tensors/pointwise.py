@@ -25,15 +25,15 @@ def overloads(text: str, *kinds: str) -> list[str]:
 
 
 def masked_fill(call: Call) -> Factors:
-    """out = mask ? value : x. All reductions map zeros to zero; any other fill value only passes idempotent ones."""
+    """out = mask ? value : x. All reductions map zeros to zero; with any other fill value only idempotent ones pass."""
     value = call.arg(2)
     whole = not isinstance(value, Operand) and value == 0
     return pointwise_rule((0,), ops=MOVEMENT if whole else IDEMPOTENT)(call)
 
 
 def multiply(call: Call) -> Factors:
-    """x times or over a number: linear, increasing or decreasing by the number's sign. Of two tensors: linear in each factor or the
-    numerator, and multiplicative."""
+    """A product or quotient. Of x and a number: linear, and increasing or decreasing by the number's sign. Of two tensors: linear in each
+    factor, or in the numerator, and multiplicative."""
     number = call.arg(1)
     divides = call.op.startswith("aten.div")
     groups: list[tuple[int, ...]] = [(0,)] if divides else [(0,), (1,)]
@@ -72,13 +72,13 @@ def add(rises: bool, scaled: int = 1) -> Rule:
 
 
 def piecewise(call: Call) -> Factors:
-    """elu and leaky_relu: increasing for positive arguments; a slope of zero maps infinite parts to NaN."""
+    """elu and leaky_relu: increasing if all their numbers are positive; a slope of zero would map infinite parts to NaN."""
     numbers = [a for a in call.args[1:] if isinstance(a, (int, float)) and not isinstance(a, bool)]
     return pointwise_rule(increasing=() if any(n <= 0 for n in numbers) else (0,))(call)
 
 
 def softplus(call: Call) -> Factors:
-    """softplus: log(1 + exp(beta x)) / beta up to a threshold, x beyond. From a threshold of 20 on, its step down there is below 1e-9 x."""
+    """softplus: log(1 + exp(beta x)) / beta up to a threshold, x beyond. From 20 on, the step down at the threshold is below 1e-9 x."""
     return pointwise_rule(increasing=(0,) if call.arg(2, "threshold", 20) >= 20 else ())(call)
 
 

@@ -1,7 +1,7 @@
 """Slices, selections and diagonals at literal positions.
 
 A dim that a slice takes whole can be sharded; one of which it takes every k-th element can be sharded in groups of k. Any other
-part of a dim is on some ranks only, and its pieces are no shards of the part: there the dim stays whole.
+part of a dim is on some ranks only, and its pieces on the ranks are not shards of the part: the dim then stays whole.
 """
 
 from __future__ import annotations

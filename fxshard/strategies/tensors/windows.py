@@ -17,7 +17,7 @@ from fxshard.strategies.engine.factors import Name, known_equal
 from fxshard.strategies.engine.local import LocalContext
 
 aten = torch.ops.aten
-OVERLAP = "space stays whole where windows overlap: rows of neighbours are not exchanged"
+OVERLAP = "spatial dims stay whole if windows overlap: shards do not exchange rows with their neighbours"
 
 
 def per_dim(value: Any, count: int) -> tuple[Any, ...]:

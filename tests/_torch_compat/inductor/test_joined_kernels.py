@@ -89,7 +89,7 @@ def test_one_that_does_not_compile_is_named(loaded: list[str], caplog: pytest.Lo
     assert stands_alone(broken[1])
     with joined_kernels(), caplog.at_level(logging.WARNING, "fxshard"), pytest.raises(CppCompileError, match="no_such_name"):
         compiled(scale(2.0), broken)
-    assert "2 kernels could not be compiled together and are one by one" in caplog.text
+    assert "2 kernels could not be compiled together; they are compiled one by one" in caplog.text
     assert len(loaded) == 3
 
 

@@ -15,7 +15,7 @@ from fxshard.runtime.compile import compiler_check
 
 @pytest.fixture
 def folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cpp, "question", lambda: ("this machine",))
+    monkeypatch.setattr(cpp, "vector_instructions_key", lambda: ("this machine",))
     return cache_folder
 
 
@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, answer: bool | Exception = True, cach
         return answer
 
     monkeypatch.setattr(compiler_check, "_THREADS", [])
-    monkeypatch.setattr(cpp, "ask", ask)
+    monkeypatch.setattr(cpp, "check_vector_instructions", ask)
     monkeypatch.setattr(cpp, "precompile_header", lambda: None)
     monkeypatch.setattr(cpp, "take_answer", lambda: did.append("takes"))
     compiler_check.start_compiler_check(cache)
@@ -46,7 +46,7 @@ def test_the_answer_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert set(asked(monkeypatch)) == {"takes"} and asked(monkeypatch, cache=False) == ["asks"]
     file.write_text("something else")
     assert asked(monkeypatch) == ["asks"] and set(asked(monkeypatch)) == {"takes"}
-    monkeypatch.setattr(cpp, "question", lambda: ("another compiler",))
+    monkeypatch.setattr(cpp, "vector_instructions_key", lambda: ("another compiler",))
     assert asked(monkeypatch) == ["asks"]
     monkeypatch.setenv("FXSHARD_CACHE", "0")
     assert asked(monkeypatch) == ["asks"] and len(list(folder.iterdir())) == 2
@@ -60,7 +60,7 @@ def test_a_set_that_does_not_work_is_asked_for_again(folder: Path, monkeypatch: 
 
 def test_the_real_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a file stands for is what Inductor finds out by itself, without a process."""
-    question = cpp.question()
+    question = cpp.vector_instructions_key()
     if not question:
         pytest.skip("nobody asks on this machine")
     found = list(map(str, cpu_vec_isa.valid_vec_isa_list()))
@@ -107,18 +107,18 @@ def test_only_the_best_set_is_tried(
     monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [Pretended("best"), Pretended("lesser"), Pretended("not this processor's")])
     monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["best", "lesser"])
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", functools.cache(cpu_vec_isa.valid_vec_isa_list.__wrapped__))
-    if not cpp.question():
+    if not cpp.vector_instructions_key():
         pytest.skip("nobody asks on this machine")
-    assert cpp.ask() == kept
+    assert cpp.check_vector_instructions() == kept
     if tried is not None:
         assert programs == tried
     assert list(map(str, cpu_vec_isa.valid_vec_isa_list())) == usable
     assert cpu_vec_isa.VecISA.check_build is check_build
-    assert not cpp.ask(), "what was known before is not what these programs showed"
+    assert not cpp.check_vector_instructions(), "what was known before is not what these programs showed"
 
 
 def test_the_header_is_the_one_that_a_kernel_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not cpp.question() or not config.cpp_cache_precompile_headers:
+    if not cpp.vector_instructions_key() or not config.cpp_cache_precompile_headers:
         pytest.skip("no header is compiled on this machine")
     wanted: list[object] = []
 
@@ -135,7 +135,7 @@ def test_the_header_is_the_one_that_a_kernel_wants(monkeypatch: pytest.MonkeyPat
 
 def test_where_the_environment_names_a_set_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert cpp.question() == ()
+    assert cpp.vector_instructions_key() == ()
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
     with config.patch({"cpp.simdlen": 256}):
-        assert cpp.question() == ()
+        assert cpp.vector_instructions_key() == ()

@@ -68,7 +68,7 @@ def test_example_sizes_and_ranges_of_calls_without_an_argument(mesh: DeviceMesh)
     sharded = parallelized(Scored(), data(4), mesh, dynamic_shapes=shapes, example_sizes=[((4,), 1), ((8,), 3)])
     sharded(data(6)[0])
     assert [[one.weight for one in program.plan.example_sizes] for program in sharded.forward.programs] == [[0.25, 0.75]] * 2
-    with pytest.raises(OptionError, match="is 20, it may be from 1 to 16"):
+    with pytest.raises(OptionError, match="is 20, it must be from 1 to 16"):
         sharded(data(20)[0])
 
 

@@ -79,8 +79,8 @@ def test_einop_rule_is_linear_in_each_operand() -> None:
         ("(a b -> a b", "not closed"),
         ("a) -> a", "')'"),
         ("((a) b) -> a", "'('"),
-        ("a a -> a", "'a' stands twice"),
-        ("... ... -> ...", "stands twice"),
+        ("a a -> a", "'a' occurs twice"),
+        ("... ... -> ...", "occurs twice"),
         ("(a ...) -> a", "'...'"),
     ],
 )

@@ -88,7 +88,7 @@ def test_samples_of_one_kind() -> None:
 
 def test_samples_that_will_not_do() -> None:
     op = "fxshard_found.scale.default"
-    with pytest.raises(RuleError, match="different dims"):
+    with pytest.raises(RuleError, match="different numbers of dims"):
         find_rule(op, [Sample(op, (real(4, 6), real(6))), Sample(op, (real(4, 5, 6), real(6)))])
     with pytest.raises(RuleError, match="is conclusive"):
         find_rule(op, [Sample(op, (real(4, 6), real(3)[:1]))])

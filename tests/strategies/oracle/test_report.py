@@ -35,17 +35,17 @@ def test_a_sample_that_is_too_small_is_said_to_be() -> None:
         """\
 aten.leaky_relu.default: right and complete
 
-samples judged                       2
-... of these for what is wrong only  1
-... again with other plain numbers   7
-offered and run                      7
-combinations tried                   7
-not tried                            0
-valid and offered                    4
-valid and missing                    0
-offered and wrong                    0
+samples judged                   2
+... for wrong combinations only  1
+... again with other numbers     7
+offered and run                  7
+combinations tried               7
+not tried                        0
+valid and offered                4
+valid and missing                0
+offered and wrong                0
 
-judged for what is wrong only, nothing is said on what is missing:
+judged for wrong combinations only, not for missing ones:
   (float64[5]): an operand has fewer than 6 elements""",
     )
 
@@ -54,7 +54,7 @@ def test_what_was_not_tried_is_no_part_of_complete() -> None:
     sample = (real(3, 5, 7), real(3, 7, 4))
     assert "aten.bmm.default: right and complete" in (said := _said("aten.bmm.default", sample, budget=200)) and "--budget" not in said
     said = _said("aten.bmm.default", sample, budget=20)
-    assert "aten.bmm.default: right; 60 combinations were not tried (--budget)" in said and "not tried: beyond --budget" in said
+    assert "aten.bmm.default: right; 60 combinations were not tried (--budget)" in said and "combinations beyond --budget" in said
 
 
 def test_nothing_offered_is_said() -> None:
@@ -67,14 +67,14 @@ def test_what_a_found_rule_never_says_is_named() -> None:
     sample = Sample("aten.relu.default", (real(5, 6),))
     with temporary_rule("aten.relu.default", rule("a b -> a b")):
         said = report(check_op("aten.relu.default", [sample]))
-    assert "right, but not complete" in said and "2 of what is missing: pending in a maximum" in said
+    assert "right, but not complete" in said and "2 of the missing combinations: pending in a maximum" in said
     with temporary_rule("aten.relu.default", rule("a _ -> a _", ops=("max", "min"), linear=[[0]])):
-        assert "of what is missing" not in report(check_op("aten.relu.default", [sample]))
+        assert "of the missing combinations" not in report(check_op("aten.relu.default", [sample]))
 
 
 def test_kernels_that_are_not_searched_are_said_to_be() -> None:
     said = _said("aten.avg_pool2d_backward.default", (real(2, 3, 4, 4), real(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], False, True, None))
-    assert "right; what is missing was not searched" in said and "nothing but replicated" not in said
+    assert "right; missing combinations were not searched for" in said and "nothing but replicated" not in said
     assert re.search(r"offered and run +[1-9]", said)
     assert "its kernel reads out of bounds where shapes do not fit" in said
 
@@ -123,4 +123,4 @@ def test_the_rules_of_the_page_pass_on_all_that_text_can_say() -> None:
         properties = {str(k.arg): ast.literal_eval(k.value) for k in made.keywords}
         with temporary_rule(op, rule(ast.literal_eval(made.args[0]), **properties)):
             verdict = check_op(op, [Sample(op, tuple(real(*shape) for shape in shapes))])
-        assert not verdict.wrong and f"\n{len(verdict.missing)} of what is missing: pending in" in report(verdict)
+        assert not verdict.wrong and f"\n{len(verdict.missing)} of the missing combinations: pending in" in report(verdict)

@@ -84,7 +84,7 @@ def test_within_a_memory_limit() -> None:
 def test_they_are_listed_and_unknown_in_the_plan() -> None:
     model = Calls(lambda x: x.nonzero())
     annotated = annotate(trace(model, (X,), train=False), MESH)
-    assert annotated.fallbacks == (("nonzero", "it gives a tensor whose size is known only at run time"),)
+    assert annotated.fallbacks == (("nonzero", "it returns a tensor whose size is known only at run time"),)
     plan = random_graph_plan(annotated, 0)
     assert next(n for n in plan.nodes if n.name == "nonzero").shapes == ((UNKNOWN, 2),)
     assert ShardingPlan.from_json(plan_json.dumps(plan)) == plan
@@ -97,7 +97,7 @@ def test_a_plan_that_shards_it_is_refused() -> None:
     readers = {n.name: OpSpec((cut,), n.spec.outputs) for n in plan.nodes if n.name == "output" or n.name.startswith("sym_size")}
     specs = {"nonzero": OpSpec(plan.specs["nonzero"].inputs, (cut,)), **readers}
     nodes = tuple(dataclasses.replace(n, spec=specs.get(n.name, n.spec)) for n in plan.nodes)
-    with pytest.raises(PlanError, match=r"nonzero .*cannot run as(.|\n)*leave it replicated: it gives a tensor whose size"):
+    with pytest.raises(PlanError, match=r"nonzero .*cannot run as(.|\n)*leave it replicated: it returns a tensor whose size"):
         verify_plan(annotated, dataclasses.replace(plan, nodes=nodes))
 
 

@@ -1,0 +1,47 @@
+"""Private names of Dynamo (torch 2.13): call Python functions in place of functions of torch in the code that it captures.
+
+What would replace them: ``torch.compiler.substitute_in_graph`` for functions and methods of torch, not of Python alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fxshard._torch_compat.patched import patched
+
+
+@contextlib.contextmanager
+def captured_instead(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """While Dynamo captures: calls of these functions of torch are replaced by calls of Python functions, which Dynamo traces."""
+    from torch._dynamo.variables.builder import SourcelessBuilder
+    from torch._dynamo.variables.functions import SkipFunctionVariable
+    from torch._dynamo.variables.tensor import TensorVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    def instead(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return SourcelessBuilder.create(tx, functions[function]).call_function(tx, list(args), dict(kwargs))
+
+    def of_kind(kind: Any) -> Callable[..., Any]:
+        original = kind.call_function
+
+        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            known = self.value.__hash__ is not None and self.value in functions
+            return instead(self.value, tx, args, kwargs) if known else original(self, tx, args, kwargs)
+
+        return call_function
+
+    method = TensorVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        function = getattr(torch.Tensor, name, None)
+        return instead(function, tx, [self, *args], kwargs) if function in functions else method(self, tx, name, args, kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable):
+            stack.enter_context(patched(kind, "call_function", of_kind(kind)))
+        stack.enter_context(patched(TensorVariable, "call_method", call_method))
+        yield
