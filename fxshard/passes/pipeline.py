@@ -113,7 +113,7 @@ def _annotate(c: Compilation) -> tuple[Compilation, str]:
     for heading, found in by_cause(made.fallbacks).items():
         some = ", ".join(node for node, _ in found[:5])
         nodes = "1 node is" if len(found) == 1 else f"{len(found)} nodes are"
-        log.warning("%s %s: %s; plan.fallbacks has all, with reasons", nodes, heading, some)
+        log.warning("%s %s: %s; plan.fallbacks lists all, with reasons", nodes, heading, some)
     count, most = sum(map(len, made.specs.values())), max((len(s) for s in made.specs.values()), default=0)
     return replace(c, annotated=made), f"{count} specs, at most {most} a node, {len(made.fallbacks)} fallbacks"
 
@@ -310,7 +310,7 @@ def _from_cache(state: Compilation, path: Path) -> Compilation | None:
         return None
     log.info("the plan is from the cache: %s", path)
     plan = replace(plan, lines=state.graph.lines)  # source lines may have moved since
-    record = PassRecord("recall", (time.perf_counter() - start) * 1e3, f"plan of the cache, {path}")
+    record = PassRecord("recall", (time.perf_counter() - start) * 1e3, f"plan from the cache, {path}")
     return replace(state, plan=plan, cached=path, records=(*state.records, record))
 
 

@@ -1,9 +1,9 @@
 """Problems whose memory is known exactly only for complete plans, and otherwise lies between two estimates.
 
-The problem's lives overestimate memory: a plan that fits by them fits. The lives of its *floor* underestimate it: a lower bound on the
-floor's cost holds for every plan that fits. So the floor is solved first. If its plan does not fit, the difference between exact and
-estimated memory is added at the critical times, and the floor is solved again. If that finds no plan that fits, the problem itself is
-solved.
+The problem's `lives` overestimate memory: a plan that fits by them fits. Its *floor* is the same problem with lives that underestimate
+memory: a lower bound on the floor's cost holds for every plan that fits. So the floor is solved first. If its plan does not fit, the
+difference between exact and estimated memory is added at the critical times, and the floor is solved again. If that finds no plan that
+fits, the problem itself is solved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Counted = Callable[[tuple[int, ...]], FloatArray]
 """Choices -> (times,) exact bytes in use at each time."""
 
 ROUNDS = 2
-"""Corrected floors that are solved after the floor."""
+"""How many corrected floors are solved after the floor, at most."""
 
 FLOOR, ROUND = 0.5, 0.25
 """Fractions of the remaining budget for the floor, and for each corrected floor."""
@@ -60,7 +60,7 @@ class Counts:
         return float(self.counted(choices).max(initial=0.0)) <= usage_ceiling(self.problem.usage_limit)
 
     def corrected(self, choices: tuple[int, ...], extra: FloatArray) -> FloatArray:
-        """(times,) bytes to add to the floor so that these choices count exactly at critical times; at least `extra`."""
+        """(times,) bytes to add to the floor so that it counts the exact memory of these choices at critical times; at least `extra`."""
         held, limit = self.counted(choices), self.problem.usage_limit
         assert limit is not None
         floor = self.floor.over_time(choices).at(np.arange(len(held)))
@@ -104,7 +104,7 @@ class LimitedSession:
         self.solution = self._certified(fitting, max(bound, found.lower_bound))
 
     def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True, budget: Budget | None = None) -> Solution:
-        """As `Session.again`. The bound is that of the floor with states forbidden where it was solved, else that of the first solution."""
+        """As `Session.again`. The bound is that of the floor with these states forbidden if that was solved, else that of `solution`."""
         budget, last = self._budget.anew() if budget is None else budget, self._last
         try:
             found = last.again(allowed, gap, deep=deep, budget=budget.share(FLOOR))
@@ -153,25 +153,25 @@ class LimitedSession:
                     return certify(miss.least_choices, objective, -np.inf, True, ())
         raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {error}", tuple(exact)) from error
 
-    def _missed(self, error: InfeasibleError, proven: bool, budget: Budget) -> InfeasibleError:
-        """For a memory error: the least exact peak among choices found by either estimate, and the lower bound of the floor.
+    def _missed(self, error: InfeasibleError, of_floor: bool, budget: Budget) -> InfeasibleError:
+        """A memory error with exact numbers: the least exact peak among choices found by either estimate, and the floor's lower bound.
 
-        proven: whether the error is the floor's."""
+        of_floor: whether `error` comes from the floor. Other errors are returned unchanged."""
         if error.least_usage is None or error.row is not None:
             return error
         last = budget.last(2 * LEAST_WORK)
         larger = _least_usage(self.counts.problem, last.share(0.5))
-        floor = error if proven and not error.cut else _least_usage(self.counts.floor, last)  # the least is the same under any limit
+        floor = error if of_floor and not error.cut else _least_usage(self.counts.floor, last)  # the least is the same under any limit
         plans = [one.least_choices for one in (error, larger, floor) if one.least_choices is not None]
         if not plans:
             return error
         least, choices = min((float(self.counts.counted(plan).max(initial=0.0)), plan) for plan in plans)
-        bound = max(floor.usage_bound or 0.0, (error.usage_bound or 0.0) if proven else 0.0)
+        bound = max(floor.usage_bound or 0.0, (error.usage_bound or 0.0) if of_floor else 0.0)
         return InfeasibleError(f"the least peak found is {least:.17g}, and none is below {bound:.17g}", (), least, bound, None, choices)
 
     @staticmethod
     def _certified(found: Solution, bound: float) -> Solution:
-        """The solution with this bound, marked `cut` unless proven, since the estimates still differ."""
+        """The solution with this bound, marked `cut` unless the bound proves it: the search ended although the estimates still differ."""
         return certify(found.choices, found.objective, min(bound, found.objective), True, found.steps)
 
 

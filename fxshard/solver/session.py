@@ -79,12 +79,12 @@ class Solved(Protocol):
 class _Root:
     """The result of message passing in the first solve, on a model in which node i has the problem's states `states[i]`.
 
-    state: of the sweeper. proven: the reparameterised model. scale: of the integer costs. reach: the real cost up to which bounds hold.
+    state: of the sweeper. snapshot: the reparameterised model. scale: of the integer costs. reach: the real cost up to which bounds hold.
     """
 
     relaxation: Relaxation
     state: tuple[FloatArray, ...]
-    proven: Reparametrised
+    snapshot: Reparametrised
     states: tuple[IntArray, ...]
     scale: Scale
     reach: float
@@ -137,8 +137,8 @@ class Session:
         """The cheapest choices among those allowed, with a proven bound; raises `InfeasibleError` where there are none.
 
         gap: the relative gap that is good enough. deep: solve from scratch where the first solve's results do not reach that gap. If not
-        deep, that happens only where they give no plan, or (for a second or two) where limits leave a gap much larger than the first
-        solve's. budget: None: that of the first solve.
+        deep, that happens only where they give no plan, or where limits leave a gap much larger than the first solve's; it then ends
+        after a second or two. budget: None: that of the first solve.
         """
         budget = self._budget.anew() if budget is None else budget
         for node, mask in allowed.items():
@@ -162,7 +162,7 @@ class Session:
             return self._continue_limited(root, allowed, gap, budget.part(WITHIN_WORK))
         if 2 * self._region > len(self.problem):  # solving all of it is as fast
             return None
-        best = self._solve_region(root, allowed, root.proven.near(allowed, self._region), budget.part(REGION_WORK))
+        best = self._solve_region(root, allowed, root.snapshot.near(allowed, self._region), budget.part(REGION_WORK))
         if best is None or best.gap <= gap:
             return best
         found = self._continue(root, allowed, best, ASKED * gap, budget.part(FURTHER_WORK))
@@ -174,11 +174,11 @@ class Session:
         plan = root.inner(self.solution.choices)
         if plan is None or not all(mask.any() for mask in kept.values()):
             return None
-        region = root.proven.region(nodes)
+        region = root.snapshot.region(nodes)
         found, bound = _searched(region, plan[nodes], _numbered(kept, nodes), budget)
         if found is not None:
             plan[nodes] = found
-        surrounded, members = root.proven.surrounded(nodes, plan)
+        surrounded, members = root.snapshot.surrounded(nodes, plan)
         inside = np.isin(members, nodes)
         better, _ = _searched(surrounded, np.where(inside, plan[members], 0), _numbered(kept, members), budget)
         if better is None:

@@ -68,7 +68,7 @@ def test_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for factory, dynamic, what in (
         ("rows", "args[0]:0", "cannot read 'args[0]:0'"),
         ("rows", "args[0]:2=batch", "args[0] has no dim 2"),
-        ("fixed", "args[0]:0=batch", "batch (dim 0 of args[0]) cannot change, the model takes it for 4"),
+        ("fixed", "args[0]:0=batch", "batch (dim 0 of args[0]) cannot change, the model fixes it to 4"),
     ):
         command = ["export", f"{model}:{factory}", "--mesh", "tp=2", "--dynamic", dynamic, "-o", str(tmp_path / "m.pt2")]
         assert cli.main(command) == 2

@@ -118,14 +118,14 @@ class Truth:
                 reads = [("read", k, v) for k, v in enumerate(operands(node)) if is_given(annotated.graph, v)]
                 makes = [("made", producer(v)[1], v) for v in self.made if producer(v)[0] is node]
                 claims += [(number, (k, node.name, i), v.meta["val"].numel() * v.meta["val"].element_size()) for k, i, v in reads + makes]
-        anchors = sorted({number for number, *_ in claims})
-        ends = [0, *anchors, len(nodes)]
+        borders = sorted({number for number, *_ in claims})
+        ends = [0, *borders, len(nodes)]
         least = [min(compute_time(annotated.calls[n.name], s, annotated.mesh) for s in annotated.specs[n.name]) for n in nodes]
         found = {place: 0.0 for _, place, _ in claims}
         for k, (low, high) in enumerate(pairwise(ends)):
-            # eight segments before a reader that is anchor number a end with the a-th; those after a maker begin with the (a + 2)-th
-            here = [(p, size) for number, p, size in claims if p[0] == "read" and 0 <= anchors.index(number) - k < 8]
-            here += [(p, size) for number, p, size in claims if p[0] == "made" and 2 <= k - anchors.index(number) < 10]
+            # eight segments before a reader that is border number a end with the a-th; those after a maker begin with the (a + 2)-th
+            here = [(p, size) for number, p, size in claims if p[0] == "read" and 0 <= borders.index(number) - k < 8]
+            here += [(p, size) for number, p, size in claims if p[0] == "made" and 2 <= k - borders.index(number) < 10]
             for place, size in here:
                 found[place] += sum(least[low:high]) * size / sum(s for _, s in here)
         return found

@@ -146,7 +146,7 @@ class Table(nn.Module):
 
 
 def test_what_cannot_be_asked() -> None:
-    with pytest.raises(OptionError, match="no memory limit that could hold"):
+    with pytest.raises(OptionError, match="no memory limit to keep"):
         plan(None).holds_up_to()
     with pytest.raises(OptionError, match="no dynamic dims"):
         plan(400_000, None).holds_up_to()

@@ -113,7 +113,7 @@ def on_meta(graph: PlanningGraph) -> PlanningGraph:
     ("change", "said"),
     [
         (lambda g: dataclasses.replace(g, inputs=g.inputs[1:]), "the graph's inputs are"),
-        (lambda g: dataclasses.replace(g, outputs=g.outputs[1:]), "returns other than"),
+        (lambda g: dataclasses.replace(g, outputs=g.outputs[1:]), "the number of the graph's results"),
         (renamed("gradient"), "nothing in the graph belongs to another"),
         (renamed("output"), r"nothing in the graph belongs to tangents"),
         (on_meta, "is planned on meta"),

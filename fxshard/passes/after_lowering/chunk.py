@@ -38,7 +38,7 @@ CONTEXT = 12
 MARGIN = 64
 """Number of operators before and after the window that are simulated too, for the communication that overlaps with them."""
 FAR = 256
-"""With more operators than this between a collective and its wait, or in the window, there is enough compute beside it."""
+"""With more operators than this between a collective and its wait, or in the window, there is enough compute beside it: it is not cut."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def _best(nodes: Sequence[fx.Node], places: dict[fx.Node, int], node: fx.Node, w
 
 
 def _bound(node: fx.Node, around: tuple[Cuts, Cuts], count: int, mesh: Mesh) -> float:
-    """An upper bound on the saved microseconds: the first piece of one and the last piece of the other do not overlap, and launches take
-    longer."""
+    """An upper bound on the saved microseconds: the first piece of one and the last piece of the other do not overlap, and
+    each further piece is launched."""
     products = sum(operator_time(n, mesh) for cuts in around for n in cuts if n.target is PRODUCT)
     sending, more = communication_time(node, mesh), (count - 1) * _start(node, mesh)
     return products + sending - max(products + (sending + more) / count, products / count + sending + more)
@@ -224,7 +224,7 @@ def _gain(
     mesh: Mesh,
     halves: Halves,
 ) -> float:
-    """Microseconds saved in the window of operators around a collective, counting a launch for each."""
+    """Microseconds saved in the window of operators around a collective, counting a launch for each operator."""
     reach = [places[n] for cuts in _surrounding_cuts(node, choice, halves) for n in (node, *node.users, *cuts)]
     start, stop = min(reach), max(reach) + 1
     if stop - start > FAR:

@@ -40,7 +40,7 @@ def check_without(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in OPTIMISATIONS:
             what = f"there is no pass {name!r} to leave out{closest(name, list(OPTIMISATIONS))}"
-            raise OptionError(what, where="without", remedy=f"its passes are {', '.join(OPTIMISATIONS)}")
+            raise OptionError(what, where="without", remedy=f"the passes are {', '.join(OPTIMISATIONS)}")
     return tuple(names)
 
 

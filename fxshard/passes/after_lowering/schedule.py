@@ -50,8 +50,8 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
     """The program with its collectives moved; the same ones in the same order on all ranks."""
     reference = program.first.graph
     numbers = {n: k for k, n in enumerate(n for n in reference.nodes if is_collective(n))}
-    forward, first, backward = late = _parts_with_late_waits(program, reference)
-    stay = [program.collectives[numbers[n]] for n in first if is_collective(n)]
+    forward, middle, backward = late = _parts_with_late_waits(program, reference)
+    stay = [program.collectives[numbers[n]] for n in middle if is_collective(n)]
     begins = {0: _issue_points(forward, numbers, program.mesh), 2: _issue_points(backward, numbers, program.mesh)}
     modules = {}
     for size_class, module in program.modules.items():

@@ -203,7 +203,7 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     names = ", ".join(dim.name for dim in family.dims)
     raise SizesError(
         f"cannot find {MIN_PROBES} sizes of {names} besides the example's, to test which specs are legal at all sizes",
-        remedy="give dims that always have one size one name, others a wider range (torch.export.Dim), or leave them static",
+        remedy="give dims that always have the same size one name, give the others a wider range (torch.export.Dim), or leave them static",
     )
 
 
@@ -229,12 +229,12 @@ def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:
 
 
 def illegal_node_at(graph: PlanningGraph, plan: ShardingPlan, sizes: Mapping[str, int]) -> str | None:
-    """The first node of ``plan`` whose spec is not legal at ``sizes``, None if all are. For sizes that shard unevenly."""
+    """The first node of ``plan`` whose spec is not legal at ``sizes``, None if all are; used for sizes that shard unevenly."""
     return None if _always_legal(graph, plan) else first_illegal(plan, specs_for_remainders(graph, plan.mesh, sizes))
 
 
 def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
-    """Whether all specs of the plan are legal at all sizes. Those of a plan that the user made may not be. Cached per plan."""
+    """Whether all specs of the plan are legal at all sizes; in a plan that the user wrote, some may not be. Cached per plan."""
     known = graph.cache.setdefault("always legal", {})
     if id(plan) not in known:
         assert graph.family is not None
@@ -245,7 +245,7 @@ def _always_legal(graph: PlanningGraph, plan: ShardingPlan) -> bool:
 
 
 def specs_for_remainders(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Mapping[str, tuple[OpSpec, ...]]:
-    """The specs that are legal for the way in which ``sizes`` of a graph's dynamic dims are divided.
+    """The specs that are legal for ``sizes`` of a graph's dynamic dims, as far as legality depends on how the mesh divides them.
 
     Lowering handles shards of no or one element, so they make no spec illegal: larger sizes with the same remainders are tested instead.
     """
@@ -290,7 +290,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
             if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))
             if call.op == "fxshard.dropout.default" and call.arg(4, "inside", ""):
-                kernels = "its kernels draw by place in the shard, so that it is scores, softmax, dropout and a product"
+                kernels = "its kernels draw by position in the shard, so it runs as scores, softmax, dropout and a product"
                 fallbacks.append((node.name, f"{WRITTEN_OUT} {call.arg(4)} with dropout; {kernels}"))
     return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
 

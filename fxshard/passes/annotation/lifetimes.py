@@ -135,13 +135,13 @@ class Lifetimes:
         return self.born(value), self.last[value]
 
     def copy_span(self, value: fx.Node, readers: Iterable[fx.Node]) -> Span:
-        """The live range of its copy in another layout, for these readers."""
+        """The live range of a value's copy in another layout, for these readers."""
         found = list(readers)
         first = self.born(value) if self.only_returned(value) else min(self.time[r] for r in found)
         return first, max(self.read_until(value, r) for r in found)
 
     def only_returned(self, value: fx.Node) -> bool:
-        """Whether it and its views are returned and not read otherwise. Such a value is redistributed where it is produced."""
+        """Whether a value and its views are returned and nothing else reads them. It is then redistributed where it is produced."""
         readers = self.readers.get(value, [])
         return bool(readers) and all(r.op == "output" or (self.is_view(r) and self.only_returned(r)) for r in readers)
 

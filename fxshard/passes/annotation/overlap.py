@@ -2,12 +2,12 @@
 
 All other communication is exposed. A parameter exists before the step, so it can be gathered while operators before its reader run; a
 gradient is only returned, so it can be reduced while operators after its producer run. How much time can be hidden is fixed before the
-solver chooses anything. Operators that read a parameter or produce a gradient are *anchors*; they divide the graph, in its order, into
-segments, the k-th from anchor k - 1 to just before anchor k. A gather for anchor k may overlap with the AHEAD segments k, k - 1, ...;
-a reduction of a result of anchor k with the AHEAD segments from k + 2 on (segment k + 1 begins with the producer).
+solver chooses anything. Operators that read a parameter or produce a gradient are *borders*; they divide the graph, in its order, into
+segments, the k-th from border k - 1 to just before border k. A gather for border k may overlap with the AHEAD segments k, k - 1, ...;
+a reduction of a result of border k with the AHEAD segments from k + 2 on (segment k + 1 begins with the producer).
 
 The transfers that may overlap with a segment share its compute time in proportion to their bytes, so that no time is used twice. The
-*window* of a transfer is the sum of its shares (a value redistributed to two layouts in one half of the step has it for each).
+*window* of a transfer is the sum of its shares (a value redistributed to two layouts in one half has the whole window for each).
 An operator counts with its shortest time over all specs, a lower bound for every plan.
 
     hidden = overlap min(part C, window),        part = min(1, window / C_full)
@@ -51,9 +51,9 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Claim:
-    """A transfer of ``size`` bytes that may overlap: of a parameter read, or a gradient ``made``, at anchor number ``anchor``."""
+    """A transfer of ``size`` bytes that may overlap: of a parameter read, or a gradient ``made``, at border number ``border``."""
 
-    anchor: int
+    border: int
     made: bool
     place: Place
     size: int
@@ -61,8 +61,8 @@ class Claim:
     def segments(self, count: int) -> range:
         """The segments, of ``count``, with which the transfer may overlap."""
         if self.made:
-            return range(self.anchor + 2, min(self.anchor + 2 + AHEAD, count))
-        return range(max(0, self.anchor + 1 - AHEAD), self.anchor + 1)
+            return range(self.border + 2, min(self.border + 2 + AHEAD, count))
+        return range(max(0, self.border + 1 - AHEAD), self.border + 1)
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class Windows:
             if node.op != "call_function":
                 continue
             if name_of(node.target) not in RELABELS:
-                anchor, before = len(segments) - 1, len(claims)
+                border, before = len(segments) - 1, len(claims)
                 reads = [(k, value) for k, value in enumerate(operands(node)) if producer(value)[0] in self._parameters]
-                claims += [Claim(anchor, False, (node.name, k), _bytes(value)) for k, value in reads]
-                claims += [Claim(anchor, True, (node.name, producer(value)[1]), _bytes(value)) for value in made.get(node, ())]
+                claims += [Claim(border, False, (node.name, k), _bytes(value)) for k, value in reads]
+                claims += [Claim(border, True, (node.name, producer(value)[1]), _bytes(value)) for value in made.get(node, ())]
                 if len(claims) > before:
                     segments.append([])
             segments[-1].append(self._min_compute_time(node))
@@ -208,7 +208,7 @@ class Windows:
 
 @lru_cache(maxsize=4096)
 def _full_time(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
-    """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to that."""
+    """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to shards."""
     paths = path_table(shape, itemsize, mesh, ("sum",), time_price(mesh))
     cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(p, Shard) for p in layout)]
     other = paths.index[Layout((Partial("sum") if made else Replicate(),) * mesh.ndim)]

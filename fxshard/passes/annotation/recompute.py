@@ -111,7 +111,7 @@ def _bases(times: Lifetimes, kept: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _is_deterministic(node: fx.Node) -> bool:
-    """Whether recomputing it gives the same result. fxshard's random operators do, because they are functions of their seed."""
+    """Whether recomputing a node gives the same result. fxshard's random operators do, because they are functions of their seed."""
     tags = getattr(node.target, "tags", ())
     return bool(outputs_of(node)) and torch.Tag.nondeterministic_seeded not in tags and not depends_on_run_time(node)
 

@@ -27,7 +27,7 @@ def verify_graph(graph: PlanningGraph) -> None:
     if placeholders != [i.node for i in graph.inputs]:
         raise TraceError(f"the graph's inputs are {placeholders}, not {[i.node for i in graph.inputs]}", remedy=remedy)
     if len(operands(graph.module.graph.output_node())) != len(graph.outputs):
-        raise TraceError(f"the graph returns other than {[o.name for o in graph.outputs]}", remedy=remedy)
+        raise TraceError(f"the number of the graph's results is not that of its outputs {[o.name for o in graph.outputs]}", remedy=remedy)
     known = {i.name for i in graph.inputs}
     tangents = {o.tangent for o in graph.outputs}
     lost = [i.name for i in graph.inputs_of("tangent") if i.name not in tangents]
@@ -183,7 +183,7 @@ def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistributio
     move = next((m for m in moves if m.value == operand.name and m.source in given and m.target == want), None)
     if move is None:
         have = " or ".join(sorted(map(str, given)))
-        raise PlanError(f"nothing brings {operand.name} from {have} to what {reader.name} reads", where=where, remedy="plan again")
+        raise PlanError(f"nothing brings {operand.name} from {have} to {want}, which {reader.name} reads", where=where, remedy="plan again")
     _check_steps(move, operand, given)
 
 
@@ -218,5 +218,5 @@ def _check_results(graph: PlanningGraph, plan: ShardingPlan, deferred: bool) -> 
             raise PlanError(f"{end.kind} {end.name} is left pending ({layout})", where=_where(node), remedy=remedy)
         twin = end.tangent or end.name
         if twin in layouts and layout != layouts[twin]:
-            what = f"{end.kind} {end.name} lies as {layout}, {'its tangent' if end.kind == 'output' else 'its input'} as {layouts[twin]}"
+            what = f"{end.kind} {end.name} has layout {layout}, {'its tangent' if end.kind == 'output' else 'its input'} {layouts[twin]}"
             raise PlanError(what, where=_where(node), remedy="plan again")

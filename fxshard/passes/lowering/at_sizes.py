@@ -26,7 +26,7 @@ def program_at(program: ShardedProgram, sizes: Mapping[str, int]) -> ShardedProg
         return program
     reason = program.refuses(sizes)
     if reason is not None:
-        raise SizesError(reason, remedy="lower, or export, the model for these sizes by themselves")
+        raise SizesError(reason, remedy="lower or export the model for these sizes separately")
     values = program.values(sizes)
     modules, classes = _at_values(program, values, sizes)
     first = modules[classes[program.origin]].graph
@@ -64,9 +64,9 @@ def _at_values(
                 try:
                     known[place] = _checked_64_bits(evaluated(expr, {**values, **own}))
                 except ArithmeticError as error:  # the model computes with sizes, such as 1 / (n - 1)
-                    what = f"a number that is computed of sizes has no value at {sizes_named(sizes)}: {error}"
+                    what = f"a number that is computed from sizes has no value at {sizes_named(sizes)}: {error}"
                     where = _line_that_reads(program.modules[key], expr)
-                    raise SizesError(what, where=where, remedy="lower the graph for these sizes by themselves") from error
+                    raise SizesError(what, where=where, remedy="lower the graph for these sizes separately") from error
             numbers[expr] = known[place]
         there = (*key, tuple(numbers[expr] for expr in spelled[key] if expr.free_symbols & own.keys())) if own else key
         classes[coordinate] = there
@@ -77,7 +77,7 @@ def _at_values(
 
 def _checked_64_bits(number: Any) -> Any:
     if isinstance(number, int) and not -(2**63) <= number < 2**64:
-        raise OverflowError("it does not fit 64 bits, and no operator takes that")
+        raise OverflowError("it does not fit in 64 bits, and no operator accepts that")
     return number
 
 

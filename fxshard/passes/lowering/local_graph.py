@@ -191,7 +191,7 @@ class LocalGraph:
         self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
         self._emitted: dict[Hashable, tuple[Any, Recording]] = {}
         self._recorded: list[fx.Node] | None = None
-        """What is emitted, where it may be emitted again."""
+        """The nodes emitted so far, while ``record_or_replay`` records; None otherwise."""
 
     @property
     def origin(self) -> fx.Node | None:

@@ -63,7 +63,7 @@ DEFINED_FOR_EMPTY = frozenset({aten.any.default, aten.any.dim, aten.any.dims, at
 
 CRASH_ON_EMPTY = frozenset({aten.native_batch_norm_backward.default})
 """Operators whose CPU kernels divide integers by the number of rows: without rows they kill the process."""
-NEEDS = "takes no shard without elements"
+NEEDS = "does not accept an empty shard"
 
 
 def lower(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = False) -> ShardedProgram:
@@ -220,6 +220,7 @@ class _Lowering:
     """Results by the index of their redistribution."""
     collectives: list[ProgramCollective] = field(default_factory=list)
     numbers: dict[str, fx.Node] = field(default_factory=dict)
+    """Results of calls that return no tensor, by name."""
 
     def run(self) -> fx.GraphModule:
         self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
@@ -257,7 +258,7 @@ class _Lowering:
         self.local.graph.output(tuple(results))
 
     def _read(self, operand: fx.Node, reader: str, position: int) -> fx.Node:
-        """The local tensor of an operand, redistributed if the plan says so."""
+        """The local tensor of an operand, redistributed if the plan lists a redistribution for this reader."""
         for index in self.ahead.get(operand.name, ()):
             self._move(operand, index)
         if (reader, position) not in self.moves:

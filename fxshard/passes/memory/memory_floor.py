@@ -1,9 +1,10 @@
-"""A lower bound on what every plan holds over time: a bound on the cost under these `Live`s bounds every plan within ``memory_limit``.
+"""A lower bound, as `Live`s, on the memory that every plan holds over time.
 
-``memory_use`` never counts less than a plan holds, so a plan found with it keeps the limit; it may count more if a value has several
-readers. This module counts only what is certain. A value is in memory as produced until its first reader. From then to its last reader it
-exists either in that layout or in the one that the last reader wants, so the smaller of the two is certain. The results of views lie in the
-memory of their operand. No two lives count the same memory at the same time.
+A bound on the cost under these lives holds for every plan within ``memory_limit``. ``memory_use`` never counts less than a plan holds, so a
+plan found with it keeps the limit; it may count more if a value has several readers. This module counts only memory that is certain. A
+value is in memory as produced until its first reader. From then to its last reader it exists either in that layout or in the one that the
+last reader wants, so the smaller of the two is certain. The results of views lie in the memory of their operand. No two lives count the
+same memory at the same time.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class MemoryFloor:
         var, specs = self.usage.node_vars[view.name]
         index, size = producer(value)[1], shape_and_itemsize(operand)
         read = max(since, self._first(value, halves[0]) + 1)
-        amounts, lies = self.cache(("view", index, *size), (specs, memory), partial(self._lies, operand, specs, index, memory))
+        amounts, lies = self.cache(("view", index, *size), (specs, memory), partial(self._storage_of_view, operand, specs, index, memory))
         yield Live(since, read, amounts, var)
         if len(halves) > 1:
             kept, late = self.kept[value.name], max(read, halves[1].first.time + 1)
@@ -183,7 +184,7 @@ class MemoryFloor:
         """The same memory, or less where the view may have been saved as a copy of its own."""
         return {at: min(size, memory.get(at, size)) for at, size in zip(read, self.usage.bytes_of(value, (read,)), strict=True)}
 
-    def _lies(self, operand: fx.Node, specs: Sequence[OpSpec], index: int, memory: Memory | None) -> tuple[np.ndarray, Memory]:
+    def _storage_of_view(self, operand: fx.Node, specs: Sequence[OpSpec], index: int, memory: Memory | None) -> tuple[np.ndarray, Memory]:
         """Bytes of the storage of a view, by spec; and the least over specs, by the view's layout."""
         wanted = tuple(spec.inputs[0] for spec in specs)
         own = self.usage.bytes_of(operand, (wanted,))
@@ -277,7 +278,7 @@ class MemoryFloor:
     ) -> Iterator[Live]:
         """A life whose bytes depend on the layout in which a value is given and that in which one reader wants it.
 
-        ``memory``: the storage of what the value is a view of; None if it has its own.
+        ``memory``: bytes of the storage that the value is a view of; None if it has a storage of its own.
         """
         if lo >= hi or reader == half.var:
             return

@@ -119,7 +119,7 @@ class Shortage:
         known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
         smaller = "smaller sizes (the max of their Dims)" if self.sizes else "a smaller batch"
-        others = f"Else use a larger mesh, {smaller}, an optimizer that keeps less, or free pins and input_layouts"
+        others = f"Otherwise use a larger mesh, {smaller}, an optimizer with less state, or fewer pins and input_layouts"
         return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")
 
     def _heaviest(self) -> str:
@@ -132,4 +132,4 @@ class Shortage:
             (t.name, t.kind, size_text(t.bytes), t.layout, "x".join(map(str, t.shape)), t.source) for t in self.profile.alive()[:HEAVIEST]
         ]
         table = fitted(rows, ("tensor", "kind", "bytes", "layout", "shard", "line"), same=False)
-        return f"; the least found holds most at {place}, most of it in\n    " + table.replace("\n", "\n    ")
+        return f"; the plan that needs the least reaches its peak at {place}, most of it in\n    " + table.replace("\n", "\n    ")

@@ -2,7 +2,7 @@
 
 A value that both read is saved in one layout: as produced, so that the backward redistributes it again (FSDP's reshard after forward), or
 in another, either one that the forward reads too or a smaller one. Or it is not saved and its block is recomputed (``recompute``): then its
-node is in mode REDONE, not KEPT.
+node is in mode RECOMPUTED, not KEPT.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Workspace: memory that a node or redistribution needs while it runs, beyond its operands and results.
 
 For a node, its lowered form is emitted for the largest shards and run on fake tensors with the CPU's kernels. For a redistribution, the
-buffers are known in advance (``step_buffers``), because many pairs of layouts are asked for; only if a step has so many chunks that it
-handles them all at once is it emitted, and its tensors counted. So the memory reported for a plan is that of its program. Memory that
-torch's kernels allocate internally is not counted in either case.
+buffers are computed without emitting it (``step_buffers``), because many pairs of layouts are asked for; a step is emitted, and its tensors
+counted, only if it has so many chunks that it handles them all at once. So the memory reported for a plan is that of its program. Memory
+that torch's kernels allocate internally is not counted in either case.
 """
 
 from __future__ import annotations

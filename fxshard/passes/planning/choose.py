@@ -37,7 +37,7 @@ from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
 
 WORK_LIMIT = 6e9
-"""Table entries that a solve may touch when the user sets no time limit: about half a minute. Counting work instead of time keeps plans
+"""Table entries that a solve may read when the user sets no time limit: about half a minute. Counting work instead of time keeps plans
 reproducible; a plan whose solve was cut short says so."""
 
 LIMITED_WORK = 1.6e10
@@ -68,7 +68,7 @@ def solve_without_memory_limit(
 ) -> tuple[ShardingPlan, Formulation, Solved] | None:
     """The plan found without the memory limit, with its problem and solve; None if none is found.
 
-    If it happens to keep the limit, it is also optimal under the limit, whatever its values are saved for the backward in.
+    If it happens to keep the limit, it is also optimal under the limit, no matter in which layouts values are saved for the backward.
     """
     limit, free = constraints.memory_limit, dataclasses.replace(constraints, memory_limit=None)
     formulation = formulate(annotated, free, objective)
@@ -89,7 +89,7 @@ def bound_within_limit(free: ShardingPlan) -> float:
     """A lower bound for plans under the memory limit, from the plan without it, in the unit of the objective.
 
     -inf if communication can be hidden: under the limit, a value gathered again in the backward may be hidden where a value gathered once
-    is not, so the problem without the limit is no relaxation.
+    is not, so the problem without the limit is not a relaxation.
     """
     hides = free.certificate.unit == "microseconds" and free.mesh.hardware.overlap > 0
     return -math.inf if hides else free.lower_bound
@@ -118,7 +118,7 @@ def solved(
             if miss.least_usage is not None and miss.row is None:
                 raise _shortage(miss, annotated, constraints, formulation).not_found(budget.time_limit) from error
         where = "the solver's own work limit" if budget.time_limit is None else f"time_limit={budget.time_limit:g}"
-        remedy = "give time_limit=SECONDS, more than it had, or loosen memory_limit and the pins"
+        remedy = "give the solver more time (time_limit=SECONDS), or loosen memory_limit and the pins"
         raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
 
 
@@ -146,7 +146,7 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
     decision = _decision(annotated.graph, formulation, solution.choices)
     plan = write_plan(annotated, decision, formulation.price, formulation.unit, constraints.memory_limit, constraints.optimizer)
     if not math.isclose(plan.objective, solution.objective, rel_tol=COST_TOLERANCE, abs_tol=COST_TOLERANCE):
-        what = f"the plan costs {plan.objective}, the problem said {solution.objective}"
+        what = f"the plan costs {plan.objective}, but the solver computed {solution.objective}"
         raise PlanError(what, where=f"plan on mesh {plan.mesh}", remedy="this is a fault of the choose pass; please report it")
     communication_limits.check_limits(plan, constraints.communication)
     if constraints.memory_limit is not None and sum(plan.memory.values()) > constraints.memory_limit:
@@ -261,7 +261,7 @@ def infeasible_error(
     requirements = minimal_conflict(annotated, constraints, objective, not error.nodes, budget.last().seconds_left)
     if not requirements:
         where = f"mesh {annotated.mesh}"
-        return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule offers too little; please report it")
+        return ConstraintError(f"no plan exists: {error}", where=where, remedy="a rule allows too few layouts; please report it")
     return _conflict_error(requirements, annotated)
 
 

@@ -227,8 +227,8 @@ class _Reader:
             dims.setdefault(self._dims(place), []).append(self.names.spelled(place))
         if len(dims) > 1:
             found = " and ".join(f"{some(names, 2)} ({count_text(count, 'dim')})" for count, names in sorted(dims.items(), reverse=True))
-            remedy = "name tensors of as many dims, in one Equal for each; pin what they are to have in common"
-            raise ConstraintError(f"{found} cannot have one layout: its dims are not the same in both", where=str(equal), remedy=remedy)
+            remedy = "use one Equal for each number of dims, and pin the layouts that the tensors must have in common"
+            raise ConstraintError(f"{found} cannot have one layout: their dims do not correspond", where=str(equal), remedy=remedy)
 
     def _dims(self, place: Place) -> int:
         value = place.value(self.graph)
@@ -240,7 +240,7 @@ def _existing_place(named: Named, index: int, wanted: Any, user_text: _UserText)
     """The requested result; raises LayoutError if it is not a tensor."""
     place = named.places[index]
     if place is None:
-        what = f"result {index} of {named.what} is no tensor, or nothing reads it"
+        what = f"result {index} of {named.what} is not a tensor, or nothing reads it"
         raise LayoutError(what, where=user_text.text, remedy=f"give None in place of {wanted!r}")
     return place
 
@@ -260,7 +260,7 @@ def _forbidden_placement(forbid: Forbid) -> Placement:
     if isinstance(given, Sequence) and len(given) == 1:
         given = given[0]
     if not isinstance(given, Placement):
-        what = f"{forbid.layout!r} is no placement on axis {forbid.axis!r}"
+        what = f"{forbid.layout!r} is not a placement on axis {forbid.axis!r}"
         raise LayoutError(what, where=str(forbid), remedy="with axis= give one placement: 'S(1)', 'R' or 'P'")
     return given
 
@@ -283,7 +283,7 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
         for axis, placement in layout.items():
             if not isinstance(placement, Placement | None):
                 remedy = f"write {{{axis!r}: Shard(0)}}, Replicate() or Partial(); None leaves the axis free"
-                raise LayoutError(f"{placement!r} on axis {axis!r} of {what} is no placement", remedy=remedy)
+                raise LayoutError(f"{placement!r} on axis {axis!r} of {what} is not a placement", remedy=remedy)
         layout = [named.get(i) for i in range(mesh.ndim)]
     if not isinstance(layout, Sequence) or not all(p is None or isinstance(p, Placement) for p in layout):
         raise LayoutError(f"cannot read layout {layout!r} of {what}", remedy="write 'RS(0)', a sequence of placements, or {'tp': Shard(0)}")
@@ -313,7 +313,7 @@ def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[
     if isinstance(given, Mapping):
         for name in given:
             if name not in names:
-                user_text = f"{what} names {name!r}, which there is not{closest(name, names)}"
+                user_text = f"{what} names {name!r}, which does not exist{closest(name, names)}"
                 raise ConstraintError(user_text, where=what, remedy=f"name one of {known}")
         return [(name, layout) for name, layout in given.items() if layout is not None]
     if not isinstance(given, Sequence):
@@ -385,7 +385,7 @@ def _check_spec(node: fx.Node, spec: OpSpec, mesh: Mesh) -> None:
         raise ConstraintError(
             f"the plan gives {node.name} the spec {spec}, but it has {has}",
             where=source_line(node) or PLAN_PINS,
-            remedy="give a layout for each; no inputs at all leave them free",
+            remedy="give a layout for each operand and output; a spec without inputs leaves them free",
         )
     tensors = [(o.meta["val"], layout) for o, layout in zip(reads, spec.inputs, strict=bool(spec.inputs))]
     tensors += [(v, layout) for v, layout in zip(gives, spec.outputs, strict=True) if v is not None]

@@ -433,7 +433,7 @@ class _Builder:
             self._edge(result, var, _equality_costs(layouts, tuple(s.outputs[0] for s in specs)))
 
     def _start_tangents(self) -> None:
-        """Makes the start satisfy this where the pins allow it."""
+        """Makes the start give each tangent the layout of its output where the pins allow it."""
         for result, layouts, var, specs in self._tangent_pairs():
             both = [(a, b) for a, layout in enumerate(layouts) for b, s in enumerate(specs) if s.outputs[0] == layout]
             if both:
@@ -451,7 +451,7 @@ class _Builder:
                 self._edge(first, var, _equality_costs(layouts, its))
 
     def _start_equal(self) -> None:
-        """Makes the start satisfy this with the first layout that all of them allow."""
+        """Makes the start give tensors declared equal the first layout that all of them allow."""
         for equality in self.constraints.equal:
             ends = [self._at(place) for place in equality.places]
             common = next((layout for layout in ends[0][1] if all(layout in layouts for _, layouts in ends)), None)

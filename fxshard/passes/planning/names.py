@@ -1,4 +1,4 @@
-"""Resolves the user's names: an input, an output, what a submodule returns, a node, or a glob over one kind of these."""
+"""Resolves the user's names: an input, an output, the results of a submodule, a node, or a glob over one kind of these."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Names:
             if end.kind == "output":
                 ends[end.name] = [Named(end.name, (Place(node.name, 0, index),))]
         modules = {
-            name: [Named(f"what {name} returns", tuple(Place(node) if node else None for node in call)) for call in calls]
+            name: [Named(f"the call of {name}", tuple(Place(node) if node else None for node in call)) for call in calls]
             for name, calls in graph.returned.items()
         }
         nodes = {

@@ -30,8 +30,8 @@ from fxshard.sizes import size_text
 from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
 NEAR = 1e-4
-"""Relative gap at which an answer is good enough: most close entirely, and the rest would take as long as planning itself. Answers may have
-a larger gap if the plan has one."""
+"""Relative gap at which an answer is good enough: most answers close the gap entirely, and the rest would take as long as planning itself.
+Answers may have a larger gap if the plan has one."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Origin:
                 formulation, session = self._limited()
             except ConstraintError as error:
                 return Choice(
-                    _pattern_text(pin.pattern), None, None, reason=f"found is no plan that has it within memory_limit: {error.what}"
+                    _pattern_text(pin.pattern), None, None, reason=f"no plan that has it was found within memory_limit: {error.what}"
                 )
             other = self._answer(self._value(value.name, formulation), pin, formulation, session)
         if isinstance(other, str):
@@ -237,7 +237,7 @@ def _impossible(value: _Value, pin: Condition) -> str:
     if not any(map(pin.admits, value.legal)):
         return f"{value.op} never gives it"
     if value.together:
-        return f"{value.node} is decided together with other pieces of its operator, which never give it; pins={{...}} part them"
+        return f"{value.node} is decided together with other pieces of its operator, which never give it; pins={{...}} separate them"
     return "the pins of this plan exclude it"
 
 

@@ -27,8 +27,8 @@ Hides = Callable[[str, Sequence[Reader]], Overlap | None]
 
 @dataclass
 class _Value:
-    """A value and its readers: ``moves``, by (source, target, whether it starts from the saved copy); ``halves``, by whether they read the
-    saved copy; ``early``: the layouts that the forward reads."""
+    """A value and its readers. ``moves``: the readers of each redistribution (source, target, whether it starts from the saved copy);
+    ``halves``: all readers, by whether they read the saved copy; ``early``: the layouts that the forward reads."""
 
     node: fx.Node
     moves: dict[tuple[Layout, Layout, bool], list[Reader]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Evaluates a plan for a graph with dynamic dims at other sizes than its example's: cost of its own entries, and memory."""
+"""Evaluates a plan for a graph with dynamic dims at other sizes than its example's: the cost of the plan's own entries, and its memory."""
 
 from __future__ import annotations
 

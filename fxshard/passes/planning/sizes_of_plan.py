@@ -49,7 +49,7 @@ def plan_at(
     try:
         best = _best(other, replace(constraints, memory_limit=None), objective, time_limit)
     except ConstraintError as error:  # such as a result of one element that must be sharded
-        what = f"no plan made for {sizes_named(there)} is one to compare with: {error.what}"
+        what = f"there is no plan for {sizes_named(there)} to compare with: {error.what}"
         raise SizesError(what, where=error.where, remedy=f"ask at larger sizes; {ANOTHER}") from error
     memory = memory_at(plan, annotated.graph, there, constraints.optimizer)
     bound, unit = _checked_bound(best.lower_bound, cost, there), plan.certificate.unit
@@ -57,7 +57,7 @@ def plan_at(
 
 
 ROUNDING = 1e-9
-"""How far, relative, a bound may lie above a cost of the same plan that was added up in another order."""
+"""The fraction by which a bound may exceed the cost of the same plan, because the two add up the same terms in different orders."""
 
 
 def _checked_bound(bound: float, cost: float, sizes: Mapping[str, int]) -> float:
@@ -80,7 +80,7 @@ def _no_dims() -> OptionError:
     return OptionError("the plan has no dynamic dims", remedy=remedy)
 
 
-ANOTHER = "parallelize and fxshard.export make another plan for such sizes; fxshard.plan with an example of them says what that one costs"
+ANOTHER = "parallelize and fxshard.export make another plan for such sizes; to see its cost, call fxshard.plan with an example of them"
 
 
 def check_legal(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int]) -> None:
@@ -142,7 +142,7 @@ def holds_up_to(plan: ShardingPlan, annotated: Annotated, constraints: Constrain
     """
     family, limit = _family(annotated), constraints.memory_limit
     if limit is None:
-        raise OptionError("the plan has no memory limit that could hold", remedy="plan with memory_limit='80GB'")
+        raise OptionError("the plan has no memory limit to keep", remedy="plan with memory_limit='80GB'")
     found: dict[str, int | None] = {}
     for dim in family.dims:
         if dim.most is None and dim.name not in family.derived:

@@ -112,7 +112,7 @@ def _node_text(node: fx.Node, tensors: dict[str, Any], modules: ModuleIds) -> st
         case "call_function":
             target = function_name(node.target)
         case "get_attr" if node.target not in tensors:
-            raise NotSerializable(f"an attribute that is no tensor of the model: {node.target}")
+            raise NotSerializable(f"an attribute that is not a tensor of the model: {node.target}")
         case "placeholder" | "get_attr" | "call_method" | "output":
             target = str(node.target)
         case _:
@@ -127,7 +127,7 @@ def _meta(key: str, value: Any, modules: ModuleIds) -> Any:
         return modules.describe(value)
     if key in STORED_META:
         return to_json(value, lambda one: one.name)
-    raise NotSerializable(f"a note on a node: {key}")
+    raise NotSerializable(f"unknown metadata on a node: {key}")
 
 
 def _parse(text: bytes, mode: FakeTensorMode) -> fx.GraphModule:

@@ -202,7 +202,7 @@ def _meta(node: fx.Node, memory: StorageIds, modules: ModuleIds) -> dict[str, An
 
 
 def _refuse_node(node: fx.Node) -> Any:
-    raise NotSerializable(f"a node beside the arguments: {node}")
+    raise NotSerializable(f"a node in metadata: {node}")
 
 
 def _descriptors_to_json(described: Any) -> Any:
@@ -212,7 +212,7 @@ def _descriptors_to_json(described: Any) -> Any:
         return [_descriptors_to_json(one) for one in described]
     data = descriptor_to_json(described)
     if data is None:
-        raise NotSerializable(f"an end: {type(described).__name__}")
+        raise NotSerializable(f"an input or output of an unknown kind: {type(described).__name__}")
     return data
 
 

@@ -1,7 +1,7 @@
 """``local_map`` regions: functions that the user wrote for shards, with the placements of their arguments and results.
 
 While a model is captured, a call of one becomes ``to_local`` of its arguments, its body on shards, and ``from_local`` of its results.
-Each of these nodes has one legal spec: the user's placements for ``to_local`` and ``from_local``, the shard as it is for the body.
+Each of these nodes has one legal spec: the user's placements for ``to_local`` and ``from_local``, the unchanged shard for the body.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def _located(call: LocalMapCall) -> tuple[Any, Any]:
 
 
 def _described(call: LocalMapCall) -> tuple[Any, Any]:
-    """(for each argument: shape of the shard, layout, layout of the gradient, axes; for each result the same with cuts for the shape).
+    """(for each argument: shape of the shard, layout, layout of the gradient, axes; for each result: cuts, and the same three).
 
-    None for values that are not tensors. Gradients have DTensor's layouts: ``in_grad_placements``, by default the value's own, with
-    Replicate for Partial. Raises TraceError for missing or impossible placements.
+    A cut is (dim, number of parts). None for values that are not tensors. Gradients have DTensor's layouts: ``in_grad_placements``, by
+    default the value's own, with Replicate for Partial. Raises TraceError for missing or impossible placements.
     """
     if call.inputs is None or call.device_mesh is None:
         what = "in_placements" if call.inputs is None else "device_mesh"
-        raise TraceError(f"a local_map region does not say its {what}", remedy=f"give local_map {what}=")
+        raise TraceError(f"a local_map region has no {what}", remedy=f"give local_map {what}=")
     if call.spmd_types:
         raise TraceError("a local_map region asks for spmd_types, which are not checked here", remedy="leave spmd_types= out")
     mesh = call.device_mesh
@@ -147,7 +147,7 @@ def _check_inside(node: fx.Node, source: fx.Node) -> None:
         raise TraceError(
             f"{source.name} is computed on shards in a local_map region and leaves it without a placement",
             where=source_line(source),
-            remedy="pass what the region's function reads as arguments, tensors that it closes over too, and place each result",
+            remedy="pass as arguments all tensors that the region's function reads, also those that it closes over, and place each result",
         )
     if node.target in RANDOM or "c10d" in str(node.target):
         kind = "draws random numbers" if node.target in RANDOM else "communicates"

@@ -41,7 +41,7 @@ from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph,
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
 from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor, path_name
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, insert_casts, lower_input, lower_parameters, unreduced
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters, insert_casts, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
 from fxshard.passes.trace.fakes.symbols import RETURNED_SIZE, Symbols, fold_sizes
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
@@ -147,9 +147,9 @@ def _capture(
     in_spec = on_cpu(in_spec)
     given = [symbols.fake(path_name(path), fake_tensor(a, mode, train)) for path, a in paths]
     leaves = given
-    masters = {} if precision is None else lower_parameters(fake_model, precision)
+    masters = {} if precision is None else cast_parameters(fake_model, precision)
     if precision is not None:
-        leaves = [lower_input(a, precision) for a in given]
+        leaves = [cast_input(a, precision) for a in given]
     fake_args, fake_kwargs = pytree.tree_unflatten(leaves, in_spec)
     flat = [a for a in leaves if not is_bound(a)]
     root, taps = effects.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
@@ -213,14 +213,14 @@ def check_call(model: Any, args: Any) -> None:
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
-        raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); keywords go apart")
+        raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); pass keywords separately")
     for name, module in model.named_modules():
         if getattr(vars(module).get("forward"), "sharded", False):
             what = f"{name or 'the module'} is parallelized already, so that it cannot be planned or parallelized again"
             raise RunError(what, remedy="plan the model before parallelize; for other options build it anew and move weights by state_dict")
         if isinstance(module, WRAPPERS):
             what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
-            raise OptionError(what, remedy="give the plain model, fxshard shards it instead of them; its plan covers data parallelism too")
+            raise OptionError(what, remedy="give the plain model: fxshard shards it itself; its plan covers data parallelism too")
 
 
 def joint_graph(
@@ -391,7 +391,7 @@ def _input_of(desc: Any, names: Mapping[str, str], paths: Sequence[str]) -> tupl
         kind, name = _input_of(desc.output.mutated_input, names, paths)
         remedy = "change a copy of it (x = x + 1 rather than x += 1), or detach it first"
         if kind == "parameter":
-            remedy = "change it between calls: within the forward it is refused under .data and no_grad too"
+            remedy = "change it between calls: in the forward this is refused, also under .data and no_grad"
         raise TraceError(f"{name} is changed in place and needs a gradient", remedy=remedy)
     if isinstance(desc, TangentAOTInput):
         return "tangent", f"tangents[{desc.output.idx}]"

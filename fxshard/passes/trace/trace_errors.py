@@ -28,12 +28,12 @@ OURS = os.path.join(Path(__file__).parents[2], "")
 EXPERTS_LOOP, GROUPED_EXPERTS = r"[/\\]transformers[/\\].*: .*expert_hit", r"[/\\]transformers[/\\].*[/\\]moe\.py:.*grouped_mm"
 """Lines in transformers: the loop over the experts that tokens chose, and the grouped product over all experts."""
 GROUPED = (
-    'a loop over experts that are chosen by data is no graph: take model.set_experts_implementation("batched_mm"), or '
+    'a loop over experts that data chooses cannot be one graph: call model.set_experts_implementation("batched_mm"), or '
     '"grouped_mm" for bfloat16 (experts_implementation= of from_pretrained and of the config)'
 )
 BATCHED = (
-    'torch\'s grouped product takes bfloat16 alone where it is traced: take model.set_experts_implementation("batched_mm") '
-    "(experts_implementation= of from_pretrained and of the config), or a model in bfloat16"
+    'torch\'s grouped product takes only bfloat16 while it is traced: call model.set_experts_implementation("batched_mm") '
+    "(experts_implementation= of from_pretrained and of the config), or use a model in bfloat16"
 )
 DATA_DEPENDENT = {
     "DynamicOutputShapeException": "gives a result whose size depends on the data",
@@ -86,7 +86,7 @@ def _operator_error(error: BaseException | None) -> tuple[str, str] | None:
         if fake:
             name = fake[1] or fake[2]
             remedy = f'give it one: @torch.library.register_fake("{name}"), a function that returns torch.empty of the result\'s shape'
-            return f"the operator {name} does not say what shape its result has: it has no fake implementation", remedy
+            return f"the operator {name} does not give the shape of its result: it has no fake implementation", remedy
         if backward:
             remedy = "give it one by torch.library.register_autograd, or plan with train=False"
             return f"the operator {backward[1]} has no backward", remedy

@@ -63,7 +63,7 @@ class Ascent:
         The caller forbids states in the sweeper, which both ascents share.
         """
         other = copy(self)
-        other.model = other.polished = replace(model, cutoff=cutoff)
+        other.model = other.polish_model = replace(model, cutoff=cutoff)
         other.cutoff, other.budget, other.offer = cutoff, budget, offer
         other.bound, other.plan, other.stall = -np.inf, None, STALL
         other.bundle = Bundle(other, rise=NEARBY)
@@ -209,11 +209,11 @@ class Ascent:
         """Record the (rounded) multipliers that the sweeper's costs include now."""
         self.multipliers = multipliers
         self._allowance = self.memory.allowance(self.multipliers)
-        self.polished = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
+        self.polish_model = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
 
     def _try(self, plan: IntArray) -> IntArray | None:
         """Repair, improve and offer a plan, and return it. Meanwhile each soft row is priced at its multiplier."""
-        polished = Polish(self.polished, plan, self.budget).run()
+        polished = Polish(self.polish_model, plan, self.budget).run()
         if polished is not None:
             cost = self.model.evaluate(polished)
             self.cutoff = min(self.cutoff, self.offer(polished, cost))

@@ -112,7 +112,8 @@ class Bundle:
                 continue
             bound, plan_found, cost = ascent.evaluate(multipliers, pairs, ENOUGH * (top - value))
             if plan_found is not None:
-                beyond = bound < value and len(multipliers) == 1  # a single multiplier lies where the exact planes of two plans meet
+                # with a single row, the exact planes of two plans meet at the best multiplier
+                beyond = bound < value and len(multipliers) == 1
                 self._add_plane(plan_found, cost if beyond else bound, cost)
             if bound - value > (top - value) / 4:
                 reach *= GROWS_BLIND if np.isinf(ascent.cutoff) else GROWS

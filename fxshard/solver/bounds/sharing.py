@@ -53,10 +53,10 @@ def cells_of(sharing: Sharing, transfer: int, given: int, layout: int, cells: In
 
 @compiled
 def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
-    """Collect the slack of the cells of each slot and redistribute it evenly; the first needy cell gets the remainder.
+    """Collect the slack of the cells of each slot and redistribute it evenly among the *needy* cells, those whose slack is finite.
 
-    A cell with infinite slack gets nothing unless all cells of the slot are such. All slots of a given layout are processed together,
-    reader by reader, in the order of the tables in memory.
+    The first needy cell gets the remainder. If no cell is needy, the first cell gets everything. All slots of a given layout are processed
+    together, reader by reader, in the order of the tables in memory.
     """
     room = 1 if not len(sharing.width) else sharing.width.max()
     pool, needy, chosen, each = np.empty(room), np.empty(room), np.empty(room), np.empty(room)

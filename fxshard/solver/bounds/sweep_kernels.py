@@ -328,7 +328,11 @@ def least_by_class(wiring: Wiring, values: FloatArray, link: int, end: int, part
 
 @compiled
 def forbid_pairs(wiring: Wiring, tables: FloatArray, excess: FloatArray, arrived: FloatArray, chains: FloatArray, room: float) -> None:
-    """Set to `inf` the pairs of which the slack reaches the room, with the excess of the first state or the rest of the second's added."""
+    """Set to `inf` each pair whose least cost above the bound reaches the room.
+
+    Two sums bound it from below: the slack of the pair and the whole excess of its first state; or the slack, the first state's share of
+    its excess, and the excess of the second state without what this link contributed.
+    """
     width = 1 if not len(wiring.ends[0]) else wiring.sizes.max()
     part, whole, others = np.empty(width), np.empty(width), np.empty(width)
     for link in range(len(wiring.shared)):

@@ -7,8 +7,8 @@ becomes a placement problem if the excess is a *level* that is chosen and paid f
     min level(y) + ties(x)     such that     usage_t(x) - level(y) <= limit_t      for every t.
 
 All choices fit at some level, so the search for multipliers always has a plan. At the optimum the multipliers add up to 1, as in the dual
-of the first line. The level is encoded in binary digits, one node each. The problem's own costs are ignored. With all costs 0, message
-passing would fill every row without a multiplier, so ties(x) charges a little for all use.
+of the first line. The level is encoded in binary digits, one node each. The problem's own costs are ignored. With all costs 0, using a
+row whose multiplier is 0 would be free, and plans would fill it; so ties(x) charges a little for all use.
 
 Each round searches the levels between the proven bound and the best value found; the next one subdivides the remaining interval.
 """

@@ -47,7 +47,7 @@ from fxshard.solver.problem.timeline import Timeline
 from fxshard.solver.problem.transfers import Transfer
 
 FORBIDDEN = 1e15
-"""IOPDDL has no infinity; costs from this one on stand for it."""
+"""IOPDDL has no infinity; costs of this size and more stand for it."""
 
 USAGE_TOLERANCE = 1e-12
 """Relative slack on `usage_limit` for the rounding of float sums; less than a byte for limits below a terabyte."""
@@ -199,7 +199,7 @@ def _check(problem: PlacementProblem) -> None:
         raise ValueError(f"{len(problem.edges)} edges but {len(problem.edge_costs)} edge_costs")
     for index, ((i, j), costs) in enumerate(zip(problem.edges, problem.edge_costs, strict=True)):
         if not (0 <= i < count and 0 <= j < count):
-            raise ValueError(f"edges[{index}] = {(i, j)} names a node that is not there ({count} nodes)")
+            raise ValueError(f"edges[{index}] = {(i, j)} names a node that does not exist ({count} nodes)")
         expected = (len(problem.node_costs[i]), len(problem.node_costs[j]))
         if costs.shape != expected:
             raise ValueError(f"edge_costs[{index}] of edge {(i, j)} has shape {costs.shape}, expected {expected}")
@@ -229,7 +229,7 @@ def _check_transfer(problem: PlacementProblem, ranges: _Ranges, transfer: Transf
     ends = [(transfer.source, transfer.have, 0), *((node, want, 1) for node, want in transfer.readers)]
     for node, layouts, axis in ends:
         if not 0 <= node < len(problem) or layouts.shape != problem.node_costs[node].shape:
-            raise ValueError(f"{where} names node {node}, which is not there or has another number of states than {layouts.shape}")
+            raise ValueError(f"{where} names node {node}, which does not exist or whose states are not of shape {layouts.shape}")
         least, most = ranges.of(layouts)
         if least < 0 or most >= transfer.prices.shape[axis]:
             raise ValueError(f"{where} names a layout at node {node} that prices of shape {transfer.prices.shape} do not have")
@@ -242,7 +242,7 @@ def _check_weights(shapes: tuple[Shapes, Shapes], node: int, transfer: int, weig
     index, known = (node, shapes[0]) if node >= 0 else (transfer, shapes[1])
     if not 0 <= index < len(known) or weights.shape != known[index] or not bool(np.isfinite(weights).all()):
         what = f"node {node}" if node >= 0 else f"transfer {transfer}"
-        raise ValueError(f"{where} needs a finite number for each state of {what}, and that to be there")
+        raise ValueError(f"{where} needs one finite number for each state of {what}, which must exist")
 
 
 class _Ranges:

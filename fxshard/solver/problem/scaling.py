@@ -23,7 +23,7 @@ WORTH = 2.5e-10
 
 @dataclass(frozen=True)
 class Scale:
-    """factor: integer cost per real cost. margin: loss of real bounds by rounding, in real cost."""
+    """factor: integer cost per real cost. margin: the most by which rounding raises a bound, in real cost."""
 
     factor: float
     margin: float

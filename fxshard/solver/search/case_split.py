@@ -20,11 +20,12 @@ from fxshard.solver.search.search import ComponentSearch
 from fxshard.solver.search.tied_model import search_tied
 
 WRITTEN_ENTRIES = 100_000
-"""The most table entries of a model that is converted to tables unpruned where no plan fits; the result is up to sixty times as large."""
+"""A model of at most this many table entries is converted to tables without pruning where no plan that fits is known; the result is up to
+sixty times as large."""
 
 Steps = list[tuple[str, str]]
 Near = Callable[[Budget], tuple[list[IntArray], bool]]
-"""Work -> (choices that exceed each limit least, whether the problem is proven infeasible)."""
+"""Budget -> (choices that exceed each limit least, whether the problem is proven infeasible)."""
 
 
 def search_by_cases(
@@ -111,7 +112,7 @@ def search_tables(
     for nodes in parts:
         part = ComponentSearch(restrict(model, nodes, max(1.0, float(model.grain // len(parts)))), budget, grows=grows)
         if nodes is parts[-1]:
-            part.value = known - bound  # no better than `known` above this, even with all other parts at their bounds
+            part.value = known - bound  # above it the whole plan is no better than `known`, even with all other parts at their bounds
         part.run()
         steps += part.history
         if part.bound == np.inf:

@@ -64,7 +64,7 @@ def computed_rows() -> None:
         forward = called(Doubled, "inner", (8, 6))
     assert len(forward.programs) == 3 and not any(program.sizes for program in forward.programs)
     if torch.distributed.get_rank() == 0:
-        assert any("sizes stay static: " in text and "of a size that is computed of others" in text for text in said), said
+        assert any("sizes stay static: " in text and "whose size is computed from others" in text for text in said), said
 
 
 found, test_two_ranks = two_ranks(any_rows, computed_rows)

@@ -138,8 +138,8 @@ def what_the_model_fixes_stays_static_and_is_said() -> None:
     finally:
         logging.getLogger("fxshard").removeHandler(handler)
     if mesh().get_rank() == 0:
-        assert any("sizes stay static: " in line and "the model takes it for 6" in line for line in said), said
-    with pytest.raises(TraceError, match="cannot change, the model takes it for 6"):
+        assert any("sizes stay static: " in line and "the model fixes it to 6" in line for line in said), said
+    with pytest.raises(TraceError, match="cannot change, the model fixes it to 6"):
         pair(Fixes().double(), rows(6), dynamic_shapes={"x": {0: "n"}})
 
 

@@ -81,7 +81,7 @@ def test_by_hand_forward(rows: int) -> None:
 def test_by_hand_backward(rows: int) -> None:
     """FSDP of three layers: y1, y2, y3 read w1, w2, w3; then come d2 (reads w3), g3, d1 (reads w2), g2, g1, all alike.
 
-    Eight anchors part nine segments; the first is empty, each other one product. From the second on they are claimed by 4 (w2, w3, w3 for
+    Eight borders part nine segments; the first is empty, each other one product. From the second on they are claimed by 4 (w2, w3, w3 for
     d2, w2 for d1), 3, 2, 1, 1, 1, 1 and 2. w2 has a quarter of the second, w3 a third of the next as well; w1 nothing. g3 has the
     seventh, the eighth and half of the ninth, g2 the other half, g1 nothing.
     """

@@ -124,7 +124,7 @@ def test_a_number_without_a_value_is_refused_by_its_size() -> None:
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 1})), 0))
     at = program_at(program, {"n": 5})
     assert simulate_program(at, program_values(at, Scaled(), args)).outputs.eq(3).all()
-    with pytest.raises(SizesError, match="computed of sizes has no value at n=3"):
+    with pytest.raises(SizesError, match="computed from sizes has no value at n=3"):
         program_at(program, {"n": 3})
 
 

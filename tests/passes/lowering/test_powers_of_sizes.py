@@ -39,7 +39,7 @@ def test_one_that_no_operator_takes_is_refused_with_its_line() -> None:
     assert fxshard.simulate(model, (rows(7130),), plan).outputs.shape == (7130, 4)
     with pytest.raises(OverflowError):
         model(rows(7132))
-    with pytest.raises(SizesError, match=r"n=7132: it does not fit 64 bits[\s\S]*powers_of_sizes\.py"):
+    with pytest.raises(SizesError, match=r"n=7132: it does not fit in 64 bits[\s\S]*powers_of_sizes\.py"):
         fxshard.simulate(model, (rows(7132),), plan)
     assert plan.at(n=7132).objective > 0
 

@@ -74,7 +74,7 @@ def test_everything_forbidden() -> None:
     [
         (Pin("up.weight", "R"), "has 1 placement, the mesh has 2 axes", "one placement per mesh axis"),
         (Forbid("up.weight", "S(2)", axis="tp"), "dim 2 in S(2) is out of range", "0 to 1"),
-        (Forbid("up.weight", "RS(0)", axis="tp"), "'RS(0)' is no placement on axis 'tp'", "give one placement"),
+        (Forbid("up.weight", "RS(0)", axis="tp"), "'RS(0)' is not a placement on axis 'tp'", "give one placement"),
         (Forbid("up.weight", "S(0)", axis="pt"), "no axis 'pt'", "dp, tp"),
         (Communication("pp", at_most=1), "no axis 'pp'", "dp, tp"),
     ],

@@ -81,15 +81,15 @@ def test_an_input_handed_through_is_that_input() -> None:
 
 def test_several_results_of_a_module() -> None:
     """A layout for each, or one by its number; that of the second call is read by nothing and has none."""
-    with pytest.raises(LayoutError, match=r"(?s)what 0.pair returns has 2 results.*\('RR', None\)"):
+    with pytest.raises(LayoutError, match=r"(?s)the call of 0.pair has 2 results.*\('RR', None\)"):
         planned(pins={"0.pair": "RR"})
     plan = planned(pins={"0.pair": ("S(0)S(1)", None)})
     assert [call[0] for call in given(plan, "0.pair")] == ["S(0)S(1)"] * 2
     plan = planned(constraints=[Pin("0.pair[0]", "S(1)S(0)")])
     assert [call[0] for call in given(plan, "0.pair")] == ["S(1)S(0)"] * 2
-    with pytest.raises(LayoutError, match=r"result 1 of what 0.pair returns is no tensor, or nothing reads it"):
+    with pytest.raises(LayoutError, match=r"result 1 of the call of 0.pair is not a tensor, or nothing reads it"):
         planned(pins={"0.pair[1]": "RR"})
-    with pytest.raises(ConstraintError, match=r"(?s)what 0.pair returns has 2 results.*Equal\('0.pair', '1.pair'\).*'0.pair\[0\]'"):
+    with pytest.raises(ConstraintError, match=r"(?s)the call of 0.pair has 2 results.*Equal\('0.pair', '1.pair'\).*'0.pair\[0\]'"):
         planned(constraints=[Equal("0.pair", "1.pair")])
 
 

@@ -116,9 +116,9 @@ def region(function: Callable[..., Any] = product, *, outs: Any = CUT, ins: Any 
 
 
 REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
-    "does not say its in_placements": region(ins=None),
+    "has no in_placements": region(ins=None),
     "frozen dataclass": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE), device_mesh=TWO)),
-    "does not say its device_mesh": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE))),
+    "has no device_mesh": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE))),
     "in_placements length 1 does not match the number of input args 2": region(ins=(CUT,)),
     "argument 1 of a local_map region is a tensor without placements": region(ins=(CUT, None)),
     "has 7 elements in dim 0, which are not cut evenly by a=2": region(),

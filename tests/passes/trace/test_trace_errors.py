@@ -178,7 +178,7 @@ def test_changes_of_python_objects_are_listed(caplog: pytest.LogCaptureFixture) 
     model.register_buffer("steps", torch.zeros(()))
     trace(model, (X,))
     assert "the forward of Function changes Python objects (self.seen)" in caplog.text
-    assert caplog.records[-1].levelno == logging.WARNING and "keep what a forward counts or remembers in a buffer" in caplog.text
+    assert caplog.records[-1].levelno == logging.WARNING and "keep its counts and state in buffers" in caplog.text
     caplog.clear()
     trace(nn.BatchNorm1d(4), (torch.randn(3, 4),))
     assert not caplog.text and not model.seen

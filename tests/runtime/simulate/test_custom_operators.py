@@ -94,7 +94,7 @@ LIBRARY.impl("plain", torch.clone, "CPU")
 @pytest.mark.parametrize("name", ["no_fake", "plain"])
 def test_an_operator_without_a_fake(name: str) -> None:
     model = Function(lambda self, x: getattr(torch.ops.tests, name)(x))
-    with pytest.raises(TraceError, match=rf'tests::{name} does not say what shape(.|\n)*register_fake\("tests::{name}"\)') as error:
+    with pytest.raises(TraceError, match=rf'tests::{name} does not give the shape(.|\n)*register_fake\("tests::{name}"\)') as error:
         fxshard.plan(model, (real(4, 6),), MESH)
     assert error.value.where is not None and __file__ in error.value.where
 

@@ -14,7 +14,7 @@ from fxshard._torch_compat import FakeTensorMode, own_tensors, pytree
 from fxshard._torch_compat.dynamo.hooks import without_hooks
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.objects import on_cpu
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, lower_input, lower_parameters
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters
 from fxshard.passes.trace.fakes.rebind import rebind
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
@@ -51,8 +51,8 @@ class Call:
         paths, spec = pytree.tree_flatten_with_path(self.arguments)
         leaves = [symbols.fake(path_name(path), fake_tensor(a, mode, self.train)) for path, a in paths]
         if self.precision is not None:
-            lower_parameters(model, self.precision)
-            leaves = [lower_input(a, self.precision) for a in leaves]
+            cast_parameters(model, self.precision)
+            leaves = [cast_input(a, self.precision) for a in leaves]
         return Twin(model, leaves, on_cpu(spec), mode, symbols)
 
 

@@ -79,7 +79,7 @@ Masters = dict[int, tuple[nn.Parameter, nn.Parameter]]
 """By id of the captured low-precision parameter: (that parameter, held so that its id is not reused; the master parameter)."""
 
 
-def lower_parameters(fake_model: nn.Module, precision: MixedPrecision) -> Masters:
+def cast_parameters(fake_model: nn.Module, precision: MixedPrecision) -> Masters:
     """Replaces floating-point parameters by copies in ``param_dtype``, so that the model sees that dtype while it is captured."""
     made: dict[int, nn.Parameter] = {}
     masters: Masters = {}
@@ -93,7 +93,7 @@ def lower_parameters(fake_model: nn.Module, precision: MixedPrecision) -> Master
     return masters
 
 
-def lower_input(value: Any, precision: MixedPrecision) -> Any:
+def cast_input(value: Any, precision: MixedPrecision) -> Any:
     """A fake argument in the dtype that the model sees while it is captured."""
     if not precision.cast_inputs or not isinstance(value, torch.Tensor) or not _casts(value, precision):
         return value

@@ -153,7 +153,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
         named = [g for g in guards if any(name == dim.name for name, *_ in g.symbols)]
         cause = next((g for g in named if isinstance(g.expression, sympy.Eq)), named[0] if named else None)
         error = StaticDimError(
-            f"{dim.name} ({dim}) cannot change, the model takes it for {size}" + (f": it takes for granted that {cause}" if cause else ""),
+            f"{dim.name} ({dim}) cannot change, the model fixes it to {size}" + (f": it takes for granted that {cause}" if cause else ""),
             where=cause.where if cause else None,
             remedy=tie_remedy([dim], self.inputs),
         )

@@ -1,4 +1,4 @@
-"""Which tensors can be planned: dense ones, of torch's or any other class that does not override how operators compute."""
+"""The tensors that can be planned: dense ones, of torch's or any other class that does not override how operators compute."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def check_dense(value: torch.Tensor, name: str = "") -> None:
     if own:
         remedy = (
             "hold its inner tensors as parameters or buffers and compute with them in forward (dequantise there), or make it dense first "
-            "(x.dequantize(), x.get_data()); subclasses without such methods are planned as the tensors they are"
+            "(x.dequantize(), x.get_data()); subclasses that override neither method are planned as plain tensors"
         )
-        raise TraceError(f"{where} is of class {kind.__name__}, which computes by a {own} of its own", where=name, remedy=remedy)
+        raise TraceError(f"{where} is of class {kind.__name__}, which overrides {own}", where=name, remedy=remedy)

@@ -23,7 +23,7 @@ def is_viewed_if(shape: Sequence[Any], strides: Sequence[Any], new_shape: Sequen
     """The condition under which ``reshape`` to ``new_shape`` returns a view of a tensor with at least one element.
 
     Dims i < j with only dims of size 1 between them are merged if stride i = size j * stride j. If they cannot be merged, a dim of the
-    result must begin at j: its elements from there on are as many as those of the input.
+    result must begin where j begins: from there on, input and result have the same number of elements.
     """
     sizes, steps = _expressions(shape), _expressions(strides)
     behind, begins = _products(sizes), _products(_expressions(new_shape))

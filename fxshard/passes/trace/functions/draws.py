@@ -256,7 +256,7 @@ def _channels(x: Tensor) -> tuple[int, ...]:
 
 
 def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``dropout_`` from ``dropout``, and its like."""
+    """The in-place variant of a function, such as ``dropout_`` from ``dropout``."""
 
     def replaced(mode: Numbering, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = function(mode, input, *args, **kwargs)
@@ -318,7 +318,7 @@ def check_draws(joint: fx.GraphModule) -> None:
             raise TraceError(
                 f"{target} draws random numbers that would depend on the mesh",
                 where=source_line(node) or node.name,
-                remedy="use a draw without a generator of its own that fxshard knows (rand, randn, normal, bernoulli, randint, randperm, "
+                remedy="use a random function that fxshard knows, without generator= (rand, randn, normal, bernoulli, randint, randperm, "
                 "multinomial, dropout, uniform_, exponential_ and their like), or draw outside of the model and pass the numbers in",
             )
 

@@ -55,7 +55,7 @@ def _listed(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
-        raise NotImplementedError("tensor_split into as many parts as a tensor says; give it a number")
+        raise NotImplementedError("tensor_split takes the number of parts from a tensor; give it a number")
     return value.tolist()
 
 

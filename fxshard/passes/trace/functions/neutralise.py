@@ -203,7 +203,7 @@ def _one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _fits_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """Whether the kernels support these shapes: they neither broadcast nor check them."""
+    """Whether the kernels support these shapes; the kernels neither broadcast nor check shapes."""
     if any(t.dim() != 4 for t in (q, k, v)) or q.shape[-1] != v.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
         return False
     return q.shape[1] == k.shape[1] or (gqa and q.shape[1] % k.shape[1] == 0)

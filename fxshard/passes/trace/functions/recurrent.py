@@ -84,18 +84,18 @@ def _biased(value: Tensor, bias: Tensor | None) -> Tensor:
 @dataclass(frozen=True)
 class Kind:
     """A recurrent operator. ``gates``: their number; ``states``: the number of tensors in its state; ``one_bias``: whether both biases are
-    only added, so that their sum replaces them; ``lowered``: whether autocast casts all arguments rather than the products' operands."""
+    only added, so that their sum replaces them; ``casts_all``: whether autocast casts all arguments rather than the products' operands."""
 
     name: str
     gates: int
     states: int
     step: Step
     one_bias: bool = True
-    lowered: bool = False
+    casts_all: bool = False
 
 
 KINDS = {
-    torch.lstm: Kind("nn.LSTM", 4, 2, lstm_step, lowered=True),
+    torch.lstm: Kind("nn.LSTM", 4, 2, lstm_step, casts_all=True),
     torch.gru: Kind("nn.GRU", 3, 1, gru_step, one_bias=False),
     torch.rnn_tanh: Kind("nn.RNN", 1, 1, rnn_step(torch.tanh)),
     torch.rnn_relu: Kind("nn.RNN", 1, 1, rnn_step(torch.relu)),
@@ -111,7 +111,7 @@ def recurrent(kind: Kind) -> Callable[..., Any]:
         if packed or "batch_sizes" in given:
             raise packed_error(f"the input of {kind.name}")
         with mode:
-            return _layers(mode, kind, **(pytree.tree_map(_lower, given) if kind.lowered else given))
+            return _layers(mode, kind, **(pytree.tree_map(_autocast, given) if kind.casts_all else given))
 
     return traced
 
@@ -129,7 +129,7 @@ def recurrent_captured() -> Iterator[None]:
     """While Dynamo captures: traces through recurrent modules, and raises TraceError where a PackedSequence is made."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise packed_error("what pack_padded_sequence returns")
+        raise packed_error("the result of pack_padded_sequence")
 
     with recurrent_modules(refuse), recurrent_shapes():
         yield
@@ -144,8 +144,10 @@ def recurrent_shapes() -> AbstractContextManager[None]:
 
 
 def has_recurrent(module: fx.GraphModule) -> bool:
-    """Whether a captured graph or a subgraph of it calls a recurrent operator. Only then is ``recurrent_shapes`` needed; it has a side
-    effect, because with torch's fake implementations a dropout that drops nothing returns a new tensor, not its input."""
+    """Whether a captured graph or a subgraph of it calls a recurrent operator.
+
+    ``recurrent_shapes`` is needed only then. It is not used otherwise because it has a side effect: under it a dropout that drops nothing
+    returns a new tensor, not its input."""
     graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
     return any(node.target in KINDS for graph in graphs for node in graph.nodes if node.op == "call_function")
 
@@ -165,13 +167,13 @@ def _shapes(kind: Kind) -> Callable[..., Any]:
 
 def packed_error(what: str) -> TraceError:
     return TraceError(
-        f"{what} is a PackedSequence: how many rows each step has is in its data, which a graph does not look at",
-        remedy="give the module the padded tensor, and mask what comes out: with batch_first the last step of each row is "
+        f"{what} is a PackedSequence: the number of rows at each step depends on its data, which a graph cannot read",
+        remedy="give the module the padded tensor, and mask its output: with batch_first the last step of each row is "
         "output[torch.arange(batch), lengths - 1]; of a bidirectional module the backward direction then begins in the padding",
     )
 
 
-def _lower(value: Any) -> Any:
+def _autocast(value: Any) -> Any:
     """A tensor cast as autocast would cast it; other values unchanged."""
     if not isinstance(value, Tensor) or not torch.is_autocast_enabled(value.device.type) or value.dtype == torch.float64:
         return value
@@ -225,7 +227,7 @@ def _over_time(kind: Kind, x: Tensor, state: State, w: Weights, reverse: bool) -
     with asking(f"{kind.name}, which is written out step by step"):
         reads = read_at_once.unbind(0)
     if not reads:
-        raise TraceError(f"{kind.name} is given a sequence of no steps", remedy="give it at least one, or leave the call out")
+        raise TraceError(f"{kind.name} gets a sequence without steps", remedy="give it at least one step, or leave the call out")
     steps = []
     for read in reversed(reads) if reverse else reads:
         state = kind.step(read, state, w)

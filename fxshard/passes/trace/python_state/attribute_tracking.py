@@ -37,7 +37,7 @@ class AttributeRecord:
             if isinstance(leaf, SYMBOLIC):
                 self.used |= expression(leaf).free_symbols
 
-    def asked(self, symbol: sympy.Symbol) -> bool:
+    def is_guarded(self, symbol: sympy.Symbol) -> bool:
         """Whether a guard depends on a symbol."""
         return is_settled(symbol, self.env) or any(symbol in expr.free_symbols for expr, _ in noted_guards(self.env))
 
@@ -174,7 +174,7 @@ class RecordedList(list[Any]):
 
 
 class RecordedDict(dict[Any, Any]):
-    """Replaces a dict, as ``RecordedList`` a list; items that were set during the run are known."""
+    """Replaces a dict, as ``RecordedList`` replaces a list. Items that were set during the run are known."""
 
     def __init__(self) -> None:
         super().__init__()

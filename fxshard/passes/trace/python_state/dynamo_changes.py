@@ -17,7 +17,7 @@ OF_TORCH = "torch.nn.utils."
 """torch's own hooks (weight_norm, spectral_norm, prune) set attributes for the forward to read: the graph contains all their effects."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Tables of hooks, which run after the program and make their changes then."""
-REMEDY = ", and computes with what they were when it was traced: keep what a forward counts or remembers in a buffer"
+REMEDY = ", and computes with the values that they had when it was traced: let the forward keep its counts and state in buffers"
 
 
 def own_changes(sources: Sequence[str], model: nn.Module) -> list[tuple[str, str]]:

@@ -56,14 +56,12 @@ class Taps:
     def settled(self) -> bool:
         """Whether the attempt had all its taps. Raises TraceError for a module whose result or sizes do not allow a tap."""
         if self.unfit:
-            what = (
-                f"{self.unfit[0]} has a backward hook and returns neither a tensor nor a tuple of tensors, so that torch would not call it"
-            )
-            raise TraceError(what, where=self.unfit[0], remedy="return a tensor or a tuple, or take the hook off")
+            what = f"{self.unfit[0]} has a backward hook that torch would not call: it returns neither a tensor nor a tuple of tensors"
+            raise TraceError(what, where=self.unfit[0], remedy="return a tensor or a tuple, or remove the hook")
         other = next((size for shape, _ in self.kinds for size in shape if not isinstance(size, (int, str))), None)
         if other is not None:
-            what = f"a module with a backward hook takes or returns a tensor of a size that is computed of others ({other})"
-            raise TraceError(what, where=self.calls[0].module, remedy="take the hook off, or leave sizes static (dynamic=False)")
+            what = f"a module with a backward hook takes or returns a tensor whose size is computed from others ({other})"
+            raise TraceError(what, where=self.calls[0].module, remedy="remove the hook, or leave sizes static (dynamic=False)")
         known, self.known = self.known, self.kinds
         return known == self.kinds
 

@@ -41,10 +41,10 @@ from fxshard.passes.trace.python_state.gradient_taps import TAPS, Taps
 log = logging.getLogger("fxshard")
 T = TypeVar("T")
 REMEDY_BACKWARD = (
-    "register_full_backward_hook on a submodule, or after parallelize on the module itself, whose hooks run around the program"
+    "use register_full_backward_hook on a submodule, or on the model itself after parallelize: its own hooks run around the program"
 )
 REMEDY_BOTH = (
-    "make two hooks of it: one that returns the value, and one that returns None and changes objects; it is called after the program"
+    "make two hooks of it: one that returns the value; one that changes objects and returns None, which is called after the program"
 )
 
 
@@ -62,7 +62,7 @@ class TracedHooks:
     """The hooks of one model during its trace, over all attempts.
 
     By key of the hook: ``changing``, those that change Python objects; ``opaque``, those that cannot be traced, with the reason;
-    ``known``, torch's own; ``found``, those that changed objects in this attempt; ``valued``, those that returned a value; ``left_out``,
+    ``of_torch``, torch's own; ``found``, those that changed objects in this attempt; ``valued``, those that returned a value; ``left_out``,
     backward hooks that are not called.
     """
 
@@ -73,7 +73,7 @@ class TracedHooks:
         self.names: dict[int, str] = {}
         self.observed: list[tuple[str, int]] = []
         self.inside: list[int] = []
-        self.known: set[int] = set()
+        self.of_torch: set[int] = set()
         self.found: set[int] = set()
         self.valued: set[int] = set()
         self.seen: list[Any] = []
@@ -112,13 +112,13 @@ class TracedHooks:
                 f"{self.names[called[0]]} would be called after the program, but its module may run within torch.utils.checkpoint or a loop"
             )
             raise TraceError(
-                what, remedy="take it off there; let the model return what it is to see, or plan with a memory_limit instead"
+                what, remedy="remove it there, and let the model return the values that it needs, or plan with a memory_limit instead"
             ) from error
 
     def _warn(self) -> None:
         if not self.observe:
             for key in sorted({*self.changing, *self.opaque, *self.left_out}):
-                log.warning("%s does what no plan does: only a parallelized module calls it, after its program", self.names[key])
+                log.warning("%s does what a plan cannot include: only a parallelized module calls it, after its program", self.names[key])
 
     def install(self, model: nn.Module, copied: nn.Module) -> nn.Module:
         """Wraps the hooks of ``copied``, a copy of ``model`` for tracing; returns the module to capture."""
@@ -159,7 +159,7 @@ class TracedHooks:
         self.names[hook.key] = described(original, name)
         function, seen = hook.call, self.seen
         if getattr(type(function), "__module__", "").startswith(OF_TORCH):
-            self.known.add(hook.key)
+            self.of_torch.add(hook.key)
         begins, ends, notes, returns = (while_capturing(f) for f in self._notes(name, hook.key))
         opaque = hook.key in self.opaque
         observed = self.observe and (opaque or hook.key in self.changing)
@@ -194,7 +194,7 @@ class TracedHooks:
         return noted_changes(self._changed, ASSIGNED, names_of_modules(model))
 
     def _changed(self) -> None:
-        if self.inside and self.inside[-1] not in self.known:
+        if self.inside and self.inside[-1] not in self.of_torch:
             self.found.add(self.inside[-1])
 
     def restart(self) -> None:

@@ -169,7 +169,7 @@ def _run(call: Call, held: Collection[Attribute], numbers: Mapping[Attribute, in
 
 
 class _Reading:
-    """Builds a ``_Run`` from what was recorded during it."""
+    """Builds a ``_Run`` from its ``AttributeRecord``."""
 
     def __init__(self, call: Call, noted: AttributeRecord, marks: Marks, sizes: Mapping[str, sympy.Symbol]) -> None:
         self.noted, self.marks = noted, {a: symbol_of(value) for a, value in marks.items()}
@@ -194,7 +194,7 @@ class _Reading:
             if type(old) is int and (isinstance(new, torch.SymInt) or (type(new) is int and old != new)):
                 counted[place, name] = old
         free = set().union(*(expression(v).free_symbols for v in self.walk.tensors if isinstance(v, SYMBOLIC)))
-        asked = {a for a, s in self.marks.items() if s in self.used or self.noted.asked(s)}
+        asked = {a for a, s in self.marks.items() if s in self.used or self.noted.is_guarded(s)}
         outputs = iter(range(len(self.walk.tensors)))
         values = tuple(self._number(v) if isinstance(v, SYMBOLIC) else next(outputs) for v in self.walk.tensors)
         strange = {a for a, s in self.marks.items() if s in free - self.sizes_of(values)}

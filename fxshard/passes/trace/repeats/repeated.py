@@ -37,7 +37,7 @@ class RepeatedLayers:
             yield
         for why in dict.fromkeys(reason.partition(": ")[2] for reason in self.repeats.refused):
             first = next(r for r in self.repeats.refused if r.endswith(why))
-            log.info("%s is traced on its own though others look alike: %s", first.partition(": ")[0], why)
+            log.info("%s is traced separately although it looks like other layers: %s", first.partition(": ")[0], why)
 
     def shorten(self, captured: fx.GraphModule, model: nn.Module) -> None:
         if any(one.calls for one in self.repeats.traced):

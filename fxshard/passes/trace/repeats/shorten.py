@@ -64,7 +64,7 @@ def candidates(model: nn.Module) -> dict[int, tuple[Hashable, str]]:
         for key, child in parent.named_children():
             if has_hooks(child):
                 continue
-            groups.setdefault((name, _look(child)), []).append((f"{name}.{key}" if name else key, child))
+            groups.setdefault((name, _signature(child)), []).append((f"{name}.{key}" if name else key, child))
         for group, members in groups.items():
             if len(members) > KEPT:
                 found.update({id(child): (group, path) for path, child in members})
@@ -72,7 +72,8 @@ def candidates(model: nn.Module) -> dict[int, tuple[Hashable, str]]:
     return found
 
 
-def _look(module: nn.Module) -> Hashable:
+def _signature(module: nn.Module) -> Hashable:
+    """Equal for modules with the same classes, modes and tensors."""
     first: dict[int, int] = {}
     tensors = [(k, t.shape, t.dtype, t.requires_grad, first.setdefault(id(t), len(first))) for k, t in _tensors(module).items()]
     return tuple((name, type(m), m.training) for name, m in module.named_modules(remove_duplicate=False)), tuple(tensors)
@@ -168,7 +169,7 @@ class _Writer:
         nodes = [self.by_name[n.name] for n in traced.nodes if n.name in self.by_name]
         read, given = ([self._now(self.by_name[n.name]) for n in those] for those in (traced.read, traced.given))
         if any(n.target is repeat for n in nodes):
-            raise NotAlike(f"{traced.module} calls layers that are alike itself")
+            raise NotAlike(f"{traced.module} itself calls layers that repeat")
         return _Call(traced.module, nodes, read, {k: node for k, node in enumerate(given) if node not in read})
 
     def write(self, body: _Call, row: list[_Call]) -> None:
@@ -228,7 +229,7 @@ class _Writer:
             if k in before.given:
                 self._replace(node, before.given[k])
             elif node.users:
-                raise NotAlike(f"{call.module} gives what {before.module} does not")
+                raise NotAlike(f"{call.module} returns a value that {before.module} does not return")
         self._erase(call)
 
     def _replace(self, node: fx.Node, other: fx.Node) -> None:
@@ -236,7 +237,7 @@ class _Writer:
         self.replaced[node] = other
 
     def _now(self, node: fx.Node) -> fx.Node:
-        """The present replacement of a node; the node itself if it was not replaced."""
+        """The node that replaces this one now; the node itself if it was not replaced."""
         while node in self.replaced:
             node = self.replaced[node]
         return node

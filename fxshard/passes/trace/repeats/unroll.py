@@ -116,7 +116,7 @@ class _Unroller:
             copies = [key[0] for key, _ in blocks[:KEPT]]
             up = [(label[0], copy) for copy in range(KEPT)]
             if copies not in (up, up[::-1]):
-                raise NotAlike("its layers are not done one after the other")
+                raise NotAlike("its layers do not run one after the other")
             made = tuple(items for _, items in blocks[:KEPT])
             down = copies != up
             row_pass = _RowPass(len(self.row_passes), label[0], made[::-1] if down else made, down)
@@ -131,13 +131,13 @@ class _Unroller:
         """Raises NotAlike unless the two inner layers are identical up to their position."""
         one, two = (row_pass.blocks[c] for c in INNER)
         if len(one) != len(two):
-            raise NotAlike(f"a layer is {len(one)} operators, the next one {len(two)}")
+            raise NotAlike(f"a layer has {len(one)} operators, the next one {len(two)}")
         for a, b in zip(one, two, strict=True):
             if not self._same(a, b):
                 raise NotAlike(f"{a.name} of a layer and {b.name} of the next one differ")
 
     def _same(self, a: fx.Node, b: fx.Node) -> bool:
-        if a.op != b.op or _look(a) != _look(b) or a.target in STRIDED:
+        if a.op != b.op or _metadata(a) != _metadata(b) or a.target in STRIDED:
             return False
         if a.op == "get_attr":
             mine, theirs = (getattr(self.joint, str(n.target)) for n in (a, b))
@@ -286,7 +286,7 @@ Blocks = list[tuple[tuple[Label, Any], list[Any]]]
 
 
 def _joined(blocks: Blocks) -> Blocks:
-    """Adds unlabelled nodes within a row to the first or last layer next to them: nodes that all layers share are there."""
+    """Adds unlabelled nodes between two layers of a row to the one of them that is not an inner layer; all layers share such nodes."""
     joined: Blocks = []
     for k, (key, items) in enumerate(blocks):
         before, after = (joined[-1][0] if joined else None), (blocks[k + 1][0] if k + 1 < len(blocks) else None)
@@ -317,7 +317,8 @@ def _about(desc: Any) -> Any:
     return desc.mutated_input if isinstance(desc, InputMutationAOTOutput) else None
 
 
-def _look(node: fx.Node) -> list[Any]:
+def _metadata(node: fx.Node) -> list[Any]:
+    """Shape, dtype, memory layout and strides of each tensor that a node returns."""
     values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     strides = [tuple(map(plain, v.stride())) if v.layout == torch.strided else None for v in values]
     return [(tuple(map(plain, v.shape)), v.dtype, v.layout, stride) for v, stride in zip(values, strides, strict=True)]

@@ -77,7 +77,7 @@ def _refuse_changed(
     for name, value in plain.items():
         if changes_of(value) != before[name]:
             path = origin[id(value)][0] if id(value) in origin else name
-            raise TraceError(f"the attribute {path} is changed in the forward but is no buffer", remedy=BUFFER)
+            raise TraceError(f"the attribute {path} is changed in the forward but is not a buffer", remedy=BUFFER)
 
 
 def replace_constants(joint: fx.GraphModule) -> None:
@@ -109,7 +109,7 @@ def creation(value: torch.Tensor, what: str, where: str | None) -> Call:
     Raises TraceError, with ``what`` and ``where``, for a tensor that a graph cannot contain.
     """
     if value.requires_grad:
-        raise TraceError(f"{what} requires a gradient but is no parameter", where=where, remedy="make it an nn.Parameter, or detach it")
+        raise TraceError(f"{what} requires a gradient but is not a parameter", where=where, remedy="make it an nn.Parameter, or detach it")
     if isinstance(value, FakeTensor) or value.is_meta:
         raise TraceError(
             f"{what} has no values: it is a {'fake' if isinstance(value, FakeTensor) else 'meta'} tensor", where=where, remedy=BUFFER

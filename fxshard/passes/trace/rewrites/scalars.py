@@ -1,8 +1,8 @@
 """Keeps numbers that a model reads from tensors and computes with (``x / count.item()``) as 0-dim tensors, which ranks can run.
 
-Covers sums, differences, products and quotients of numbers, and of a tensor with a number; a number used otherwise (as a size) stays one.
-Two results differ from Python: division by zero gives infinity, not ZeroDivisionError, and sums of integers and their products with a
-literal wrap around at 2^63 (a product of two integers read from tensors stays a number).
+Covers sums, differences, products and quotients of numbers, and of a tensor with a number; a number used otherwise, such as a size, is
+left as it is. Two results differ from Python: division by zero gives infinity, not ZeroDivisionError, and sums of integers and their
+products with a literal wrap around at 2^63 (a product of two integers read from tensors stays a number).
 """
 
 from __future__ import annotations

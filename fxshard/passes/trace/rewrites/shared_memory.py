@@ -1,8 +1,8 @@
 """Guards on sizes for in-place writes to memory that a reshape or ``contiguous`` shares with its input at some sizes only.
 
 For symbolic sizes such a call is traced as a copy. torch returns a view at sizes for which no copy is needed (``x.T.contiguous()`` of one
-row), so that a write to one of the two changes the other. Where that shows, the graph assumes that the memory is not shared, or is, as in
-the example.
+row), so that a write to one of the two changes the other. Where that would
+change a result, a guard assumes what holds in the example: that the memory is shared, or that it is not.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def guard_shared_memory(captured: fx.GraphModule, flat_args: Sequence[Any], fres
 
 
 def _assume(env: Any, condition: sympy.Basic) -> None:
-    """Notes that ``condition``, a conjunction, does not hold, or the sizes that make it hold if it does in the example."""
+    """Adds guards: that ``condition``, a conjunction, does not hold; or, if it holds in the example, the sizes that make it hold."""
 
     def holds(term: sympy.Basic) -> bool:
         here = symbolic_number(env, term, True)
@@ -135,9 +135,9 @@ class _Run(fx.Interpreter):
 
 
 class _Memory(TorchDispatchMode):
-    """What operators write and read of the memory of copies and of that which they copy.
+    """Follows which memory operators write and read, of copies and of the tensors that they copy.
 
-    Copies form trees. A write to one memory of a tree is missing in all others that there are; it shows once one of those is read.
+    Copies form trees. A write to one memory of a tree is missing in all others that exist then; it shows once one of those is read.
     """
 
     supports_higher_order_operators = True

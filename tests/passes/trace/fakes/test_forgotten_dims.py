@@ -52,7 +52,7 @@ def test_batch_and_length_forgotten(shape: dict[str, int], named: str, forgotten
 
 
 def test_the_batch_alone() -> None:
-    with pytest.raises(StaticDimError, match=r"cannot change, the model takes it for 4: .*Eq\(6\*batch, 24\)") as caught:
+    with pytest.raises(StaticDimError, match=r"cannot change, the model fixes it to 4: .*Eq\(6\*batch, 24\)") as caught:
         plan(Tagger(), tokens(4, 6), {"dp": 2}, tokens={0: "batch"})
     assert "dynamic_shapes={'args[1]': {0: 'batch'}}" in str(caught.value)
 
@@ -66,7 +66,7 @@ def test_what_the_error_says_helps() -> None:
 
 
 def test_a_size_that_the_model_itself_fixes_is_put_down_to_no_input() -> None:
-    with pytest.raises(StaticDimError, match=r"rows .* cannot change, the model takes it for 6") as caught:
+    with pytest.raises(StaticDimError, match=r"rows .* cannot change, the model fixes it to 6") as caught:
         plan(Fits(), (torch.ones(6, 4), torch.ones(5, 3)), {"dp": 2}, x={0: "rows"})
     assert "args[1]" not in str(caught.value) and "to do: leave it static, or write the model without numbers" in str(caught.value)
 

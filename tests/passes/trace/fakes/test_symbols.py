@@ -46,7 +46,7 @@ class Fixed(nn.Module):
 def test_a_model_that_takes_one_size_is_refused_with_its_line(model: nn.Module) -> None:
     args = (torch.randn(4, 16),)
     dims = dynamic_dims(model, args, {}, {"x": {0: "batch"}})
-    with pytest.raises(TraceError, match=r"batch .* cannot change, the model takes it for 4") as caught:
+    with pytest.raises(TraceError, match=r"batch .* cannot change, the model fixes it to 4") as caught:
         trace(model, args, dynamic=dims)
     assert __file__.rsplit("/", 1)[-1] in (caught.value.where or "") or "test_symbols" in str(caught.value)
 
@@ -56,7 +56,7 @@ def test_a_branch_for_one_size_alone_is_refused_like_it() -> None:
         model, args = Branches(bound), (torch.randn(batch, 16),)
         return trace(model, args, dynamic=dynamic_dims(model, args, {}, {"x": {0: Dim("batch", min=1)}})).family
 
-    with pytest.raises(TraceError, match=r"cannot change, the model takes it for 1: it takes for granted that batch <= 1 .*test_symbols"):
+    with pytest.raises(TraceError, match=r"cannot change, the model fixes it to 1: it takes for granted that batch <= 1 .*test_symbols"):
         traced_at(1, bound=1)
     assert traced_at(1, bound=2) is not None and traced_at(2, bound=1) is not None
 

@@ -146,7 +146,7 @@ class Packs(nn.Module):
 
 
 def test_packed_sequences_are_refused_by_name() -> None:
-    with pytest.raises(TraceError, match="what pack_padded_sequence returns is a PackedSequence") as caught:
+    with pytest.raises(TraceError, match="the result of pack_padded_sequence is a PackedSequence") as caught:
         fxshard.plan(Packs(), (draw(3, 2, 3), torch.tensor([3, 2])), TWO)
     assert "test_recurrent.py" in str(caught.value.where) and "pack_padded_sequence(x, lengths" in str(caught.value.where)
     for kind in (nn.LSTM, nn.GRU):
@@ -156,7 +156,7 @@ def test_packed_sequences_are_refused_by_name() -> None:
 
 
 def test_what_torch_refuses_is_refused() -> None:
-    with pytest.raises(TraceError, match=r"nn.LSTM is given a sequence of no steps"):
+    with pytest.raises(TraceError, match=r"nn.LSTM gets a sequence without steps"):
         fxshard.plan(nn.LSTM(3, 4), (draw(0, 2, 3),), TWO)
     with pytest.raises(TraceError, match=r"input.size\(-1\) must be equal to input_size"):
         fxshard.plan(nn.GRU(3, 4), (draw(2, 2, 5),), TWO)

@@ -150,4 +150,4 @@ def test_what_other_calls_set_is_asked_too() -> None:
 def test_a_plan_is_of_the_model_alone_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxshard"):
         graph = trace(Net(remembered), (X,), train=False)
-    assert graph.side_effects is None and len(graph.outputs) == 1 and "keep what a forward counts" in caplog.text
+    assert graph.side_effects is None and len(graph.outputs) == 1 and "keep its counts and state" in caplog.text

@@ -292,4 +292,4 @@ def test_tensors_that_are_no_buffers_are_each_layers_own(dynamic: tuple[DynamicD
 def test_an_index_that_the_forward_reads_is_found(caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(Scaled)), (real(4, 8).float(),))
     assert not rows(caplog)
-    assert "layers.1 is traced on its own though others look alike: attributes that the forward reads are others" in caplog.text
+    assert "layers.1 is traced separately although it looks like other layers: attributes that the forward reads are others" in caplog.text
