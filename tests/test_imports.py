@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
-
-import pytest
-
-from fxshard.collecting import no_collections
-from tests.cycles import cycle
 
 CHILD = """
 import sys
@@ -33,36 +27,3 @@ print("done")
 def test_a_front_door_without_what_it_need_not_have() -> None:
     ran = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=240)
     assert ran.stdout == "done\n", ran.stderr
-
-
-def test_no_cycles_are_looked_for_while_importing_and_all_are_afterwards() -> None:
-    with pytest.raises(ImportError), no_collections():
-        assert not gc.isenabled()
-        young = cycle()
-        raise ImportError
-    assert gc.isenabled() and gc.get_freeze_count() == 0
-    gc.collect(1)
-    assert young() is not None, "what was made meanwhile counts as old"
-    gc.collect()
-    assert young() is None
-
-
-def test_a_user_who_looks_for_none_or_has_set_objects_aside_is_left_alone() -> None:
-    gc.disable()
-    try:
-        with no_collections():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-    aside = cycle()
-    gc.freeze()
-    try:
-        with no_collections():
-            pass
-        gc.collect()
-        assert aside() is not None and gc.isenabled()
-    finally:
-        gc.unfreeze()
-    gc.collect()
-    assert aside() is None

@@ -26,16 +26,16 @@ def check(problem: PlacementProblem) -> None:
 
 
 KINDS = {
-    "integer costs": (problems(), 150),
-    "float costs": (problems(integers=False), 150),
-    "memory": (problems(memory=True), 150),
-    "memory and float costs": (problems(memory=True, integers=False, most=5), 100),
+    "integer costs": (problems(), 75),
+    "float costs": (problems(integers=False), 75),
+    "memory": (problems(memory=True), 75),
+    "memory and float costs": (problems(memory=True, integers=False, most=5), 60),
     "copies": (st.integers(0, 2**32).map(lambda seed: with_copies(np.random.default_rng(seed), ops=4, layouts=2)), 12),
-    "transfers": (with_transfers(), 200),
-    "transfers, memory and float costs": (with_transfers(memory=True, integers=False, most=4), 150),
-    "rows with a price": (with_rows(), 200),
-    "rows with a limit": (with_rows(hard=True), 150),
-    "rows, lives and float costs": (with_rows(memory=True, integers=False), 150),
+    "transfers": (with_transfers(), 100),
+    "transfers, memory and float costs": (with_transfers(memory=True, integers=False, most=4), 75),
+    "rows with a price": (with_rows(), 100),
+    "rows with a limit": (with_rows(hard=True), 75),
+    "rows, lives and float costs": (with_rows(memory=True, integers=False), 75),
 }
 
 

@@ -37,7 +37,6 @@ TWO = {
     "cnn_random": Case("cnn", "a=2", seed=0),
     "llama_frugal": Case("llama", "a=2", seed=3, frugal=True),
     "mlp_frugal_inductor": Case("mlp", "a=2", seed=4, frugal=True, **FLOAT),
-    "mlp_inductor": Case("mlp", "tp=2", MLP, **FLOAT),
     "mlp_random_inductor": Case("mlp_batch5", "a=2", seed=1, **FLOAT),
     "llama_vocabulary_inductor": Case("llama", "tp=2", VOCABULARY, **FLOAT),
     "bert": Case("bert", "dp=2", {"input_layouts": "S(0)"}),
@@ -50,8 +49,13 @@ FOUR = {
 }
 
 
-# Llama by heads, eager, and with its vocabulary sharded, by Inductor, are tested always; here in the other way each.
-OTHERWISE = {"llama_inductor": Case("llama", "tp=2", LLAMA, **FLOAT), "llama_vocabulary": Case("llama", "tp=2", VOCABULARY)}
+# Llama by heads, eager, and with its vocabulary sharded, by Inductor, are tested always; here in the other way each. So is the
+# perceptron by Inductor, on four ranks.
+OTHERWISE = {
+    "llama_inductor": Case("llama", "tp=2", LLAMA, **FLOAT),
+    "llama_vocabulary": Case("llama", "tp=2", VOCABULARY),
+    "mlp_inductor": Case("mlp", "tp=2", MLP, **FLOAT),
+}
 SWEEP = {
     2: OTHERWISE
     | {

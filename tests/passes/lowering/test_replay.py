@@ -65,11 +65,15 @@ CASES: dict[str, Callable[[], Annotated]] = {
     "typed": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6))), parse_mesh("a=2,b=2")),
     "llama of any size": lambda: annotate(traced("one layer", 12, 12)[1], parse_mesh("dp=2,tp=2")),
     "llama of any size, odd ones too": lambda: annotate(traced("one layer", 12, 12, uneven=True)[1], parse_mesh("a=3")),
+    "perceptron of any size, odd ones too": lambda: annotate(traced("perceptron", 12, 12, uneven=True)[1], parse_mesh("a=3")),
     "typed, of any size": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6)), dynamic=ROWS), parse_mesh("a=3")),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = "llama of any size, odd ones too"
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] if case == SLOW else []) for case in CASES])
 def test_the_same_graph_as_call_by_call(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     annotated = CASES[case]()
     plans = [random_graph_plan(annotated, seed, frugal=bool(seed % 2)) for seed in range(1 if case.startswith("llama of any size") else 2)]

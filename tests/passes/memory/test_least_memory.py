@@ -43,7 +43,7 @@ class Model(nn.Module):
         return self.layers(x).square().sum()
 
 
-@pytest.mark.parametrize("widths", [(16, 128, 64)], ids=str)
+@pytest.mark.parametrize("widths", [(16, 128), pytest.param((16, 128, 64), marks=pytest.mark.slow)], ids=str)
 def test_on_one_device_by_all_choices_of_blocks(widths: tuple[int, ...]) -> None:
     """There nothing can be cut: a plan is which blocks are computed again."""
     graph = trace(Model(widths), (torch.randn(128, 16),))

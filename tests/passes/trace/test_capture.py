@@ -16,7 +16,6 @@ from fxshard.graph.planning_graph import PlanningGraph, source_line
 from fxshard.passes.runner import Pass, PassRecord, run_passes
 from fxshard.passes.trace import trace as module
 from fxshard.passes.trace.trace import trace
-from tests.cycles import cycle
 
 
 class Net(nn.Module):
@@ -94,33 +93,6 @@ def test_a_user_who_collects_more_rarely_is_left_alone(own: int) -> None:
         assert gc.get_threshold()[0] == own
     finally:
         gc.set_threshold(*before)
-
-
-def test_what_was_there_before_a_pass_is_not_looked_through_in_it() -> None:
-    """Cycles made in the pass are; afterwards all are again."""
-
-    old = cycle()
-    with few_collections():
-        young = cycle()
-        gc.collect()
-        assert old() is not None and young() is None and gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
-    gc.collect()
-    assert old() is None
-
-
-def test_what_a_user_has_set_aside_stays_so() -> None:
-    aside = cycle()
-    gc.freeze()
-    try:
-        with few_collections():
-            gc.collect()
-        gc.collect()
-        assert aside() is not None
-    finally:
-        gc.unfreeze()
-    gc.collect()
-    assert aside() is None
 
 
 def test_objects_set_aside_are_counted_once_not_in_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:

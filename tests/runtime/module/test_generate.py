@@ -51,10 +51,10 @@ def tokens(model: Any, count: int, **options: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, mesh: DeviceMesh) -> None:
+@pytest.mark.parametrize(("name", "beams"), [("llama", True), ("gpt2", False), pytest.param("gpt2", True, marks=pytest.mark.slow)])
+def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, beams: bool, mesh: DeviceMesh) -> None:
     model, sharded = pair(name, mesh)
-    for options in ({"do_sample": False}, {"do_sample": True}, {"num_beams": 2}):
+    for options in ({"do_sample": False}, {"do_sample": True}, *([{"num_beams": 2}] if beams else [])):
         before = len(sharded.forward.programs)
         options = {**options, "cache_implementation": "static"}
         assert torch.equal(tokens(sharded, 10, **options), tokens(model, 10, **options))

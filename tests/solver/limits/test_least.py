@@ -34,7 +34,7 @@ def conflicting(seed: int, *, transfers: bool, rows: int = 3, states: int = 3) -
     return replace(problem, edge_costs=tables, usage_limit=1.0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(with_rows(hard=True, memory=True))
 def test_the_least_peak(problem: PlacementProblem) -> None:
     memory = replace(problem, rows=())

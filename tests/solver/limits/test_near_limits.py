@@ -29,7 +29,7 @@ def test_the_optimum_without_a_plan_from_message_passing(problem: PlacementProbl
             assert solve(problem).objective == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(with_rows(hard=True, memory=True))
 def test_limits_that_are_said_to_be_impossible_are(problem: PlacementProblem) -> None:
     starts, impossible = Limits(problem).near(Budget())
