@@ -87,7 +87,7 @@ def read(path: Path, what: str, parse: Callable[[bytes], T]) -> T | None:
     try:
         digest, _, text = read_bytes(path).partition(b"\n")
         if digest != _digest(text):
-            raise FileError("the file is not as it was written: its digest is another")
+            raise FileError("the file was changed after it was written: its digest does not match")
         found = parse(text)
     except FxshardError as error:
         log.warning("%s in the cache, %s, is not used and is made again: %s", what, path, error.what)

@@ -1,6 +1,6 @@
-"""Files from outside are data: strict reading of JSON, field by field, and writing that leaves a whole file or none.
+"""Files from outside are data: strict reading of JSON, field by field, and atomic writing, which leaves a whole file or none.
 
-msgspec and pydantic accept a field that stands twice, and do not say where checks between fields fail: decision 0043.
+msgspec and pydantic accept a field that occurs twice, and do not say where checks between fields fail: decision 0043.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the field {next(k for k in keys if keys.count(k) > 1)!r} stands twice in one object")
+        raise ValueError(f"the field {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
     return out
 
 
@@ -201,7 +201,7 @@ class Field:
         return [Field(v, self.file, f"{self.path}[{i}]", self.remedy) for i, v in enumerate(values)]
 
     def entries(self) -> dict[str, Field]:
-        """The fields of an object with free names."""
+        """The fields of an object with arbitrary names."""
         return {name: self._entry(name) for name in self._typed(dict)}
 
     def _entry(self, name: str) -> Field:

@@ -1,6 +1,6 @@
-"""Tables that fit a terminal: what is too long is shortened in its middle, a column that says the same in every row is said once.
+"""Tables that fit a terminal: long cells are shortened in the middle, and a column with equal cells becomes a line above the table.
 
-Libraries wrap such cells over several lines, or cut ends, by which names differ: decision 0043.
+Libraries wrap long cells over several lines, or cut their ends, in which names differ: decision 0043.
 """
 
 from __future__ import annotations

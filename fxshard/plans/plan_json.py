@@ -254,7 +254,7 @@ def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
     for one in field.items():
         name, nodes = one.record({"block": Field.text, "nodes": _texts}).values()
         if name in blocks:
-            raise one.fail(f"the block {name!r} stands twice", FIX)
+            raise one.fail(f"the block {name!r} occurs twice", FIX)
         blocks[name] = nodes
     return blocks
 
@@ -323,7 +323,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
     said = {"op": "", "inputs": (), "shapes": (), "dtypes": (), **said}
     shapes, outputs = said["shapes"], said.pop("outputs")
     if len(shapes) != len(said["dtypes"]) or len(shapes) > len(outputs):
-        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(said['dtypes'])} dtypes do not go together", FIX)
+        raise field.fail(f"{len(outputs)} outputs, {len(shapes)} shapes and {len(said['dtypes'])} dtypes do not match", FIX)
     # Outputs that are not tensors have no shape; shapes can then not be matched with outputs.
     known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
     layouts = tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True))
@@ -396,7 +396,7 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
     operands: dict[str, int] = {}
     for number, node in enumerate(plan.nodes):
         if node.name in operands:
-            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} stands twice", FIX)
+            raise fields["nodes"].items()[number].fail(f"the node {node.name!r} occurs twice", FIX)
         operands[node.name] = len(node.spec.inputs)
     for number, entry in enumerate(plan.redistributions):
         for reader, index in () if plan.partial else entry.readers:

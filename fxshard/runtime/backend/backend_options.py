@@ -75,7 +75,7 @@ def _check_mesh(mesh: Any) -> None:
 
 
 def _check_mode(mode: Any, compiler: str) -> None:
-    """Raises OptionError for a mode that Inductor does not have, or that cannot be honoured here."""
+    """Raises OptionError for a mode that Inductor does not have, or that cannot be used here."""
     if mode == "default":
         return
     check_choice("mode", mode, tuple(inductor_modes()))
@@ -84,7 +84,7 @@ def _check_mode(mode: Any, compiler: str) -> None:
             f"mode {mode!r} is Inductor's, the compiler is {compiler!r}", remedy='leave mode out, or take compiler="inductor"'
         )
     if replays_cuda_graphs(mode):
-        what = f"mode {mode!r} replays CUDA graphs, and a recording leaves out what watches a program's collectives for lost ranks"
+        what = f"mode {mode!r} replays CUDA graphs, in which nothing watches a program's collectives for lost ranks"
         raise OptionError(what, remedy='use mode="max-autotune-no-cudagraphs", or leave mode out')
 
 

@@ -100,7 +100,7 @@ class _GraphRequest(RequestBuilder):
             if dims and self.unknown == "raise":
                 raise
             what = error.what if dims else "its sizes are static"
-            log.warning("the option example_sizes does not count for a graph of %d nodes: %s", len(self.graph.by_name), what)
+            log.warning("the option example_sizes has no effect on a graph of %d nodes: %s", len(self.graph.by_name), what)
             return ()
         return sampled_sizes(asked, self.graph, first=first)
 

@@ -21,7 +21,7 @@ from fxshard.runtime.compile.compiled import CompiledProgram
 def graph_runner(
     compiled: CompiledProgram, named: NamedTensors, outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
 ) -> Runner:
-    """``named``: the graph's tensors in the first call, in order; ``distributed``: for each of ``outputs`` whether the user gets a DTensor.
+    """``named``: the graph's tensors in the first call, in order; ``distributed``: for each output, whether the user gets a DTensor.
 
     A call that mutates a tensor raises RunError if another input shares memory with it. After the first call, only arguments are checked:
     parameters and buffers stay where they are.

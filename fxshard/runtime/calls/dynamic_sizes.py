@@ -114,7 +114,7 @@ def replan_message(retry: bool, silent: bool = False) -> tuple[int, str]:
 
 
 def uneven_sizes(runner: Runner, leaves: Sequence[Any]) -> set[str]:
-    """The dynamic sizes of a call that are no multiples of their unit in the program of ``runner``."""
+    """The dynamic sizes of a call that are not multiples of their unit in the program of ``runner``."""
     sizes = runner.sizes_of(leaves) if runner.sizes else {}
     return {one.name for one in runner.program.sizes if sizes[one.name] % one.unit}
 

@@ -217,7 +217,7 @@ def _same(notes: Mapping[int, str], path: Path) -> str:
 
 
 def _agree(group: Group | None, topic: str, note: Callable[[], str], decide: Callable[[Mapping[int, str]], str], timeout: float) -> str:
-    """The leader's decision from all notes; an error on one rank, also while it makes its note, is raised on all."""
+    """What the leader decides from the notes of all ranks; an error on one rank, while it makes its note too, is raised on all."""
     try:
         text = note()
     except Exception:

@@ -274,7 +274,7 @@ class ShardedForward:
             dims = () if graph.family is None else graph.family.dims
             if any(dim.asked for dim in dims):
                 raise
-            announce(self.device_mesh, logging.WARNING, "it cannot be for any sizes: %s", error.what)
+            announce(self.device_mesh, logging.WARNING, "no program can serve all these sizes: %s", error.what)
             return self.prepare(call.args, call.kwargs, train, None, fallback_dims(dims), retry=True)
         runner = self._compiled(program, graph, named, first, dump)
         key = self._key(call.leaves, self.state.snapshot(), train)
@@ -370,7 +370,7 @@ class ShardedForward:
             )
 
     def _trace(self, call: Call, dims: tuple[DynamicDim, ...], dump: Dump, moved: Collection[str] | None) -> PlanningGraph:
-        """The traced graph; automatic dynamic dims that the model does not let change become static, with a warning if among ``moved``."""
+        """The traced graph. Automatic dynamic dims that cannot change in the model become static, with a warning if in ``moved``."""
         asked = Request(
             self.model,
             call.args,

@@ -122,7 +122,7 @@ def watching(what: str, group: dist.ProcessGroup | None = None, timeout: float =
         return
     chosen = group if group is not None else dist.group.WORLD
     timeouts = [_timeouts(chosen, kind, collective_timeout(timeout)) for kind in devices_of(chosen)]
-    activity, ranks = Activity(what, [chosen]), dist.get_process_group_ranks(chosen)
+    activity, ranks = Activity(repr(what), [chosen]), dist.get_process_group_ranks(chosen)
     with watched(own, activity, timeouts, ranks):
         yield
 

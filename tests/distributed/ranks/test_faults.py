@@ -10,7 +10,7 @@ import pytest
 from tests.distributed.faults import TIMEOUT, Fault, start
 
 pytestmark = pytest.mark.distributed
-PLACES = {"save": "save the checkpoint", "clip": "take the norm of the gradients"}
+PLACES = {"save": "'save the checkpoint'", "clip": "'take the norm of the gradients'"}
 SLACK = 3.0  # seconds: two cores, many processes
 
 FAULTS = {

@@ -58,7 +58,7 @@ def test_a_graph_of_one_size_does_without_and_says_so(monkeypatch: pytest.Monkey
     with caplog.at_level(logging.WARNING, "fxshard"):
         (_, first), (_, second) = planned(monkeypatch, None, example_sizes=SIZES)
     assert not first.example_sizes and len(second.example_sizes) == 2
-    assert caplog.text.count("example_sizes does not count for a graph of") == 1 and "its sizes are static" in caplog.text
+    assert caplog.text.count("example_sizes has no effect on a graph of") == 1 and "its sizes are static" in caplog.text
 
 
 @pytest.mark.parametrize(("sizes", "said"), [([{"rows": 4}], "no dynamic dim 'rows'(.|\n)*x_0"), ([{"x_0": 0}], "x_0 cannot be 0")])
