@@ -219,19 +219,11 @@ class GraphPrograms:
         try:
             with without_autocast(device):
                 compiled = self._compile(graph, named, outputs)
-<<<<<<< HEAD
-            except SizesError as error:
-                if not dims:
-                    raise
-                self._log(logging.WARNING, "no program can serve all these sizes: %s", error.what)
-                return self._make(args, fallback_dims(dims), retry=True)
-=======
         except SizesError as error:
             if not dims:
                 raise
             self._log(logging.WARNING, "no program can serve all these sizes: %s", error.what)
             return self._make(args, fallback_dims(dims), retry=True)
->>>>>>> runner
         runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout)
         planned = GraphProgram(runner, graph, shapes_of(tensors), outputs)
         self.by_numbers.setdefault(numbers, []).append(planned)
