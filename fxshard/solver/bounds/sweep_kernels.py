@@ -29,7 +29,7 @@ class Wiring(NamedTuple):
     own: IntArray  # (L + 1,) where each table begins in arrays with a separate table per link
     classes: IntArray  # the class of each state, link by link and end by end
     start: IntArray  # (2, L) where in `classes` an end begins
-    message: IntArray  # (2, L + 1) where the message of a direction begins: a number per class of its receiver
+    message: IntArray  # (2, L + 1) where the message of a direction begins: one number per class of its receiver
     first: IntArray  # (2, n + 1) where in `leaving` the links that a node sends over begin
     leaving: IntArray  # (2, L) links by sender
     shared: IntArray  # (L,) 1 where the table is a split of shared prices
@@ -224,7 +224,7 @@ class Messages(NamedTuple):
 def link_slacks(wiring: Wiring, link: int, at: Messages, given: FloatArray, left: FloatArray, table: FloatArray) -> float:
     """After a sweep of direction 1: set table to the reparameterised table of a link, row by row; returns its least entry.
 
-    given, left: buffers of a number per class; given holds afterwards what the sender gave.
+    given, left: buffers with one number per class; given holds afterwards what the sender gave.
     """
     left_by_class(wiring, at.weights, link, 0, left)
     sender, rows, columns = wiring.ends[1, link], wiring.sizes[0, link], wiring.sizes[1, link]

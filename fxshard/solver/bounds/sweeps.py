@@ -19,7 +19,7 @@ from fxshard.solver.problem.model import Model
 class Sweeper:
     """The messages of one model, with the bounds and plans that they give.
 
-    weights: S (states,), node costs plus all incoming messages. Direction 0 runs in node order, direction 1 against it. A message is a
+    weights: S (states,), node costs plus all incoming messages. Direction 0 runs in node order, direction 1 against it. A message is one
     number per class of its receiver's states.
     """
 
