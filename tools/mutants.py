@@ -164,12 +164,11 @@ def drawn(root: Path, rooms: tuple[str, ...], count: int, seed: int) -> list[Mut
 
 
 def rings_of(file: str, root: Path) -> Iterator[tuple[str, ...]]:
-    """Paths of tests, the nearest ones first."""
+    """Paths of tests, the nearest ones first: those of the file (none if no test has its name), the folder, ``NEAR``, all."""
     path = Path(file)
     mirror = Path("tests", *path.parts[1:-1])
     same = mirror / f"test_{path.stem}.py"
-    if (root / same).exists():
-        yield (str(same),)
+    yield (str(same),) if (root / same).exists() else ()
     while not (root / mirror).is_dir():
         mirror = mirror.parent
     yield (str(mirror),)
@@ -187,6 +186,8 @@ def caught_by(mutant: Mutant, copy: Path, rings: int, pytest_args: list[str]) ->
     for number, paths in enumerate(rings_of(mutant.file, copy)):
         if number >= rings:
             break
+        if not paths:
+            continue
         file.write_text(mutant.apply(source), encoding="utf-8")
         try:
             failed = _first_failure(copy, [*pytest_args, *paths])
