@@ -42,7 +42,7 @@ TIES = 0.002
 FIRST_WORK = 4e8
 GROWTH = 2.5
 WORK = 3.9e9
-"""Work in table entries: of the first round, growth factor per round while the gap is not small enough, and of all rounds together."""
+"""Work in table entries: of the first round, growth factor per round, and of all rounds together."""
 
 ROUNDS = 8
 ENOUGH = 1e-5
@@ -82,7 +82,7 @@ def least_excess(problem: PlacementProblem, budget: Budget, known: Least | None 
     for count in range(ROUNDS):
         if best.near(near) or work.spent:
             break
-        part = work.part(FIRST_WORK * (1.0 if best.near(ENOUGH) else GROWTH**count))
+        part = work.part(FIRST_WORK * GROWTH**count)
         _round(best, part)
         near = ENOUGH if part.spent else near
     return Least(best.found, best.bound, best.choices, budget.spent and not best.near(ENOUGH))
