@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from any_size import DYNAMIC, SIZES, programs, random_programs, served, traced
+
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.pipeline import lower_plan
+from fxshard.testing.random_plan import random_graph_plan
 
 FEWEST = {"mlp": (1, 8), "gpt2": (2, 2), "cnn": (1, 8)}
 """As few elements as one program serves."""
@@ -33,6 +39,16 @@ def test_odd_sizes_by_one_program(name: str, seeds: list[int]) -> None:
     model, graph, call = traced(name, 5, 7, uneven=True)
     for program in programs(graph, "a=2", seeds):
         assert all(served(program, model, call(batch, seq)) for batch, seq in ((5, 7), (9, 11), (4, 8), FEWEST[name]))
+
+
+def test_merged_collectives_of_rounded_sizes() -> None:
+    """On a CPU's network many gathers of a random plan are merged, also where torch cannot prove where each one's part ends."""
+    model, graph, call = traced("gpt2", 9, 11, uneven=True)
+    mesh = Mesh({"a": 2}, hardware="cpu")
+    program = lower_plan(graph, random_graph_plan(annotate(graph, mesh), 0))
+    assert any(len(one.serves) > 1 for one in program.collectives)
+    assert any(node.target is torch.ops.aten.as_strided.default for node in program.first.graph.nodes)
+    assert all(served(program, model, call(batch, seq)) for batch, seq in ((9, 11), (5, 7), (3, 4)))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.after_lowering.forward_backward import forward_nodes
 from fxshard.passes.after_lowering.rewrite import Emitter, copied
 from fxshard.passes.after_lowering.schedule import is_light
-from fxshard.passes.lowering.shaping import is_dense
+from fxshard.passes.lowering.shaping import is_dense, surely_within
 from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram, is_collective
 
 aten = torch.ops.aten
@@ -205,7 +205,7 @@ def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence
     start = 0
     for member, size in zip(members, sizes, strict=True):
         (wait,) = member.users
-        part = emit(aten.slice.Tensor, whole, 1, start, start + size)
+        part = _columns(emit, whole, start, size)
         own = emit(aten.reshape.default, part, list(_shape(wait)))
         if not is_dense(own.meta["val"]):
             own = emit(aten.clone.default, own, memory_format=torch.contiguous_format)
@@ -213,6 +213,15 @@ def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence
         graph.erase_node(wait)
         graph.erase_node(member)
         start += size
+
+
+def _columns(emit: Emitter, whole: fx.Node, start: Any, size: Any) -> fx.Node:
+    """Columns ``start`` to ``start + size`` of a contiguous matrix. torch takes the length of a slice for unknown unless it can prove that
+    the slice lies within the dim, which it cannot for some sums of rounded sizes."""
+    rows, total = _shape(whole)
+    if surely_within(start, size, total):
+        return emit(aten.slice.Tensor, whole, 1, start, start + size)
+    return emit(aten.as_strided.default, whole, [rows, size], [total, 1], start)
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:

@@ -38,9 +38,14 @@ def piece(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> f
     return _part(local, x, dim, start, length)
 
 
+def surely_within(start: int, length: int, size: int) -> bool:
+    """Whether a slice of ``length`` from ``start`` provably lies within a dim of ``size``, at all sizes; adds no guard."""
+    return surely(start >= 0) and surely(start + length >= 0) and surely(start + length <= size)
+
+
 def _part(local: LocalGraph, x: fx.Node, dim: int, start: int, length: int) -> fx.Node:
     """A slice. Unless its ends provably lie within the dim at all sizes, an index_select instead: torch would add guards for a slice."""
-    if surely(start >= 0) and surely(start + length >= 0) and surely(start + length <= local.shape(x)[dim]):
+    if surely_within(start, length, local.shape(x)[dim]):
         return local.emit(aten.slice.Tensor, x, dim, start, start + length)
     places = local.emit(aten.arange.default, length, dtype=torch.int64)
     if not surely(start == 0):
