@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import fxshard
 from fxshard.errors import OptionError
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.passes.after_lowering.forward_backward import forward_collectives
-from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
+from fxshard.passes.after_lowering.optimise import OPTIMISATIONS, check_without
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
@@ -109,3 +110,9 @@ def test_a_pass_can_be_left_out() -> None:
     assert all(name in text for name in OPTIMISATIONS)
     with pytest.raises(OptionError, match=r"no pass 'buckets'.*bucket"):
         fxshard.lower(model, args, plan, without=["buckets"])
+
+
+@pytest.mark.parametrize("names", ["bucket", 3, [3], {"bucket"}, None])
+def test_passes_to_leave_out_are_a_list_of_names(names: Any) -> None:
+    with pytest.raises(OptionError, match="^without is "):
+        check_without(names)
