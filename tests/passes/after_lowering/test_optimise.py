@@ -114,5 +114,5 @@ def test_a_pass_can_be_left_out() -> None:
 
 @pytest.mark.parametrize("names", ["bucket", 3, [3], {"bucket"}, None])
 def test_passes_to_leave_out_are_a_list_of_names(names: Any) -> None:
-    with pytest.raises(OptionError, match="^without is "):
+    with pytest.raises(OptionError, match=r"^without is "):
         check_without(names)
