@@ -44,6 +44,7 @@ from fxshard.passes.annotation.recompute import expand
 from fxshard.passes.annotation.verify import verify_blocks, verify_edges
 from fxshard.passes.lowering.emit import emit_step
 from fxshard.passes.lowering.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
+from fxshard.passes.lowering.shaping import padded
 from fxshard.passes.lowering.size_classes import cuts, size_classes
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -381,7 +382,7 @@ class _Lowering:
                     self.local.known.needed.append((size, self._needs(context)))
                     continue
                 missing = [0, 0] * (args[k].meta["val"].dim() - 1 - dim) + [0, torch.sym_max(1 - size, 0)]
-                args[k] = self.local.emit(aten.constant_pad_nd.default, args[k], missing, identity(op, args[k].meta["val"].dtype))
+                args[k] = padded(self.local, args[k], missing, identity(op, args[k].meta["val"].dtype))
         context.args = tuple(args)
 
     def _needs(self, context: Context) -> str:

@@ -21,7 +21,15 @@ def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
     missing = [want - have for want, have in zip(shape, local.shape(x), strict=True)]
     if all(surely(m == 0) for m in missing):
         return x
-    return local.emit(aten.constant_pad_nd.default, x, [n for m in reversed(missing) for n in (0, m)], 0)
+    return padded(local, x, [n for m in reversed(missing) for n in (0, m)], 0)
+
+
+def padded(local: LocalGraph, x: fx.Node, amounts: Sequence[int], value: float) -> fx.Node:
+    """``constant_pad_nd``; of a dense copy if an amount has symbols: if it is 0, torch's kernel keeps the strides of ``x``, while the value
+    in the graph is dense at all sizes."""
+    if not all(isinstance(amount, int) for amount in amounts):
+        x = contiguous(local, x)
+    return local.emit(aten.constant_pad_nd.default, x, list(amounts), value)
 
 
 def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
