@@ -18,7 +18,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn, changes_of
 
-NONE, MEAN, SUM = 0, 1, 2
+MEAN, SUM = 1, 2
+"""torch's codes of reductions; 0 is none."""
 
 
 @dataclass(frozen=True)
