@@ -111,6 +111,14 @@ def test_sets_are_drawn_without_replacement() -> None:
     assert all(sorted(row) == [0, 1, 3, 4] for row in rows.tolist())
 
 
+def test_each_row_of_multinomial_has_its_own_weights() -> None:
+    for count, replacement in ((1, False), (5, True)):
+        rows = _large(lambda x, n=count, r=replacement: torch.multinomial(x.view(4, 4) * torch.eye(4), n, r), 16)
+        assert rows.tolist() == [[row] * count for row in range(4)]
+        row = _large(lambda x, n=count, r=replacement: torch.multinomial(x * torch.eye(4)[2], n, r), 4)
+        assert row.tolist() == [2] * count
+
+
 def test_dropout_of_nothing_and_of_everything() -> None:
     x = real(5, 3)
     for p, factor in ((0.0, 1), (1.0, 0)):

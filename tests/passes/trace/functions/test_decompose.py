@@ -33,6 +33,16 @@ def test_its_parts_are_sharded(name: str) -> None:
     assert any(layout.axes_on(0) for specs in annotated.specs.values() for spec in specs for layout in spec.outputs)
 
 
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_negative_log_likelihood_of_aten(reduction: int) -> None:
+    """The operator behind ``F.nll_loss``: a mean (1) is the quotient of two sums over the batch, each of which may be sharded; the loss of
+    each row (0) and the sum (2) stay as they are."""
+    target, weight = torch.tensor([0, 3, -100, 2]), torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
+    model = Function(lambda self, x: torch.ops.aten.nll_loss.default(x, target, weight, reduction))
+    graph, _ = check_eager(model, real(4, 4), plans=3)
+    assert ("aten.div.Tensor" in targets(graph)) == (reduction == 1)
+
+
 def test_a_rule_keeps_the_operator_whole(own_rules: None) -> None:
     model, args = Function(lambda self, x, y: torch.linalg.cross(x, y)), CASES["linalg_cross"][1]
     before = trace(model, args, train=False)
