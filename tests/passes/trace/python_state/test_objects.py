@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import namedtuple
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import fxshard
+from fxshard.errors import TraceError
+from fxshard.passes.trace.trace import trace
 
 Pair = namedtuple("Pair", "first second")
 
@@ -144,3 +147,19 @@ def test_what_cannot_be_taken_apart_is_refused(name: str) -> None:
     with pytest.raises(fxshard.FxshardError, match=said) as error:
         fxshard.plan(Model(forward), (tensor(), state), fxshard.Mesh({"dp": 2}), train=False, cache=False)
     assert error.value.remedy
+
+
+@pytest.mark.parametrize("made", [threading.Lock, object])
+def test_a_new_value_that_holds_no_tensors_is_refused_by_its_class(made: Any) -> None:
+    """Each call would return the one that was made while tracing."""
+
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"y": self.linear(x), "lock": made()}
+
+    with pytest.raises(TraceError, match=rf"returns a \w+\.{type(made()).__name__}\b"):
+        trace(Locked(), (torch.randn(2, 3),))
