@@ -200,7 +200,7 @@ TAMPERED = [
     (_first_size("Pow(" * 40 + S + ", Integer(8))" * 40), "out of bounds"),
     (_graph(lambda g: g["nodes"][0].update(target="_operator.attrgetter")), "not an operator that a program may call"),
     (_graph(lambda g: g["nodes"][0].update(target="_operator.mod")), "the file says|cannot have these"),
-    (_graph(lambda g: g["nodes"][0]["inputs"][0].update(arg={"as_string": "x"})), "a size is computed of sizes only"),
+    (_graph(lambda g: g["nodes"][0]["inputs"][0].update(arg={"as_string": "x"})), "a size may be computed from sizes only"),
     (_graph(lambda g: g["tensor_values"]["args_0"]["sizes"][0].update(as_expr={"expr_str": S})), "the file says otherwise"),
     (_graph(lambda g: g["inputs"].pop(1)), "does not take all sizes"),
     (_graph(lambda g: g["inputs"].insert(2, g["inputs"][0])), "takes more sizes than the program has"),
