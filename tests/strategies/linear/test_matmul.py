@@ -97,3 +97,9 @@ def test_distances_over_cut_columns(p: float, pending: str | None) -> None:
 def test_einsum_on_a_mesh(mesh: tuple[int, ...]) -> None:
     specs = check_mesh("fxshard.einsum.default", (real(5, 4), real(6, 4), "mk,nk->mn"), mesh=mesh)
     assert len(specs) == len(set(map(str, specs)))
+
+
+def test_a_linear_layer_of_rows_with_two_dims_shards_each() -> None:
+    """Input of shape (batch, length, k): every dim before the last is one of the result."""
+    specs = check("aten.linear.default", real(4, 3, 6), real(5, 6))
+    assert {"S(0), R -> S(0)", "S(1), R -> S(1)", "R, S(0) -> S(2)", "S(2), S(1) -> P"} <= specs

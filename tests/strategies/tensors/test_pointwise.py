@@ -56,6 +56,19 @@ def test_what_passes_beside_a_scalar(op: str, passed: set[str]) -> None:
     assert check(f"aten.{op}", real(5, 3), 2) == {"R -> R", "S(0) -> S(0)", "S(1) -> S(1)"} | passed
 
 
+def test_a_maximum_passes_elu_and_leaky_relu_with_positive_slopes_only() -> None:
+    """Each number counts: a negative slope turns the order around."""
+    for op in ("elu", "leaky_relu"):
+        assert "P(max) -> P(max)" in check(f"aten.{op}.default", real(5), 0.5)
+        assert "P(max) -> P(max)" not in check(f"aten.{op}.default", real(5), -0.5)
+    assert "P(max) -> P(max)" not in check("aten.elu.default", real(5), 1.0, -1.0)
+
+
+def test_the_sign_of_a_product_is_the_product_of_signs() -> None:
+    assert {"P(product) -> P(product)", "P(max) -> P(max)"} <= check("aten.sign.default", real(5))
+    assert "P(product) -> P(product)" not in check("aten.sign.default", whole(5, 5))
+
+
 def test_the_sign_of_a_factor_gives_the_order() -> None:
     assert "P(max) -> P(max)" in check("aten.mul.Scalar", real(5), 2.0)
     assert "P(max) -> P(min)" in check("aten.div.Scalar", real(5), -2.0)
