@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem
 from fxshard.solver.primal import local_search
-from fxshard.solver.primal.local_search import Polish
+from fxshard.solver.primal.local_search import Polish, greedy
 from fxshard.solver.primal.local_search_kernels import best_move
 from fxshard.solver.problem.arrays import IntArray
 from fxshard.solver.problem.budget import Budget
@@ -38,6 +38,14 @@ def allowed_plan(model: Model, seed: int) -> IntArray | None:
         if np.isfinite(model.evaluate(choices)):
             return choices
     return None
+
+
+@settings(max_examples=100)
+@given(problems(most=6))
+def test_a_greedy_plan_is_allowed_or_there_is_none(problem: PlacementProblem) -> None:
+    model = integer_model(problem)
+    choices = greedy(model)
+    assert choices is None or np.isfinite(model.evaluate(choices))
 
 
 @settings(max_examples=200)
