@@ -25,9 +25,9 @@ def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 
 def padded(local: LocalGraph, x: fx.Node, amounts: Sequence[int], value: float) -> fx.Node:
-    """``constant_pad_nd``; of a dense copy if an amount has symbols: if it is 0, torch's kernel keeps the strides of ``x``, while the value
-    in the graph is dense at all sizes."""
-    if not all(isinstance(amount, int) for amount in amounts):
+    """``constant_pad_nd``; of a dense copy if all amounts may be 0: then torch's kernel keeps the strides of ``x``, while the value in the
+    graph is dense at all sizes."""
+    if not any(surely(amount > 0) for amount in amounts):
         x = contiguous(local, x)
     return local.emit(aten.constant_pad_nd.default, x, list(amounts), value)
 
