@@ -87,7 +87,7 @@ def test_sizes_of_dims_that_nobody_named_are_refused_before_planning(model: str,
 def test_a_limit_at_the_largest_size(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--no-cache", "--dynamic", "args[0]:0=batch<=64", "--memory-limit", "1MB"]
     assert cli.main([*command, "--at", "batch=65"]) == USER_ERROR
-    assert "may be from 1 to 64" in capsys.readouterr().err
+    assert "must be from 1 to 64" in capsys.readouterr().err
     assert cli.main([*command, "--at", "batch=32"]) == 0
     assert "at batch=64" in capsys.readouterr().out
 

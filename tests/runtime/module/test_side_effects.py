@@ -181,4 +181,4 @@ def test_a_schedule_of_a_number(buffer: bool, mesh: DeviceMesh, caplog: pytest.L
         return
     assert again == [f"planning again for training: args[0] (3, 4), self.temperature={value!r}" for value in values[1:]]
     (advice,) = [line for line in said if line not in again]
-    assert "self.register_buffer('temperature', torch.tensor(...)), and change that by fill_()" in advice
+    assert "self.register_buffer('temperature', torch.tensor(...)), and change that with fill_()" in advice
