@@ -31,7 +31,7 @@ with quick_imports():
     )
 
 from fxshard._torch_compat.calls import own_tensors
-from fxshard._torch_compat.dtensor import (
+from fxshard._torch_compat.dtensor.rules import (
     dtensor_has_rule,
     dtensor_spec,
     dtensor_takes,

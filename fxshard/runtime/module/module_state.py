@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.calls import held_buffers_of, held_parameters_of, parts_of
+from fxshard._torch_compat.dtensor.shards import spec_or_none
 from fxshard._torch_compat.dynamo.hooks import Hook, any_global_hooks, any_hooks, global_hooks, hooks_of
-from fxshard._torch_compat.shards import spec_or_none
 from fxshard.errors import RunError
 from fxshard.runtime.module.parameters import parameter_slots
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat.copies import copy_slices
+from fxshard._torch_compat.dtensor.copies import copy_slices
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.layout.layouts import Layout, local_shape

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat.shards import IS_ANY_TRUE, handle_dtensors
+from fxshard._torch_compat.dtensor.shards import IS_ANY_TRUE, handle_dtensors
 from fxshard.runtime.optim.grad_scaler import agree_on
 
 

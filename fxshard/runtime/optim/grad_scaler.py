@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from fxshard._torch_compat.shards import OVERFLOW_CHECK, handle_dtensors
+from fxshard._torch_compat.dtensor.shards import OVERFLOW_CHECK, handle_dtensors
 from fxshard.runtime.ranks.watchdog import watching
 
 

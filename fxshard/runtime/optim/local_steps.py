@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxshard._torch_compat import wrap_like
-from fxshard._torch_compat.shards import local_like, spec_of
+from fxshard._torch_compat.dtensor.shards import local_like, spec_of
 
 ELEMENTWISE = frozenset(
     {

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import FakeTensor
-from fxshard._torch_compat.shards import AsyncCollectiveTensor
+from fxshard._torch_compat.dtensor.shards import AsyncCollectiveTensor
 from fxshard.errors import TraceError
 
 OURS = (DTensor, FakeTensor, AsyncCollectiveTensor)
