@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxshard.program.sharded_program import ShardedProgram
     from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
     from fxshard.runtime.module.accumulation import no_sync
+    from fxshard.runtime.module.styles import parallelize_module
     from fxshard.runtime.optim.clipping import clip_grad_norm_
     from fxshard.runtime.rank_graph.memory import program_memory
     from fxshard.strategies.engine.user_rules import register_rule
@@ -38,6 +39,7 @@ _HOME = {
     "local_batch": "fxshard.api",
     "lower": "fxshard.api",
     "parallelize": "fxshard.runtime.module.module",
+    "parallelize_module": "fxshard.runtime.module.styles",
     "plan": "fxshard.api",
     "simulate": "fxshard.api",
     "Communication": "fxshard.plans.constraints",
@@ -87,6 +89,7 @@ __all__ = [
     "lower",
     "no_sync",
     "parallelize",
+    "parallelize_module",
     "plan",
     "program_memory",
     "register_rule",

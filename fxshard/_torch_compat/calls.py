@@ -38,6 +38,9 @@ def kernels_only() -> AbstractContextManager[None]:
     return torch._C._ExcludeDispatchKeyGuard(_ABOVE_KERNELS)
 
 
+plain_tensors_only = torch._C.DisableTorchFunctionSubclass
+"""A context in which functions of torch return plain tensors for tensors of a Python subclass."""
+
 DENSE = frozenset({torch.Tensor, torch.nn.Parameter})
 """Types of plain dense tensors; a lookup of the exact type takes a third of the time of ``isinstance``."""
 

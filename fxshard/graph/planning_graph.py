@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.distributed.tensor.placement_types import Placement
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fxshard._torch_compat import pytree
@@ -49,6 +50,7 @@ VIEWS = {
     "aten.split_with_sizes.default",
     "fxshard.to_local.default",
     "fxshard.from_local.default",
+    "fxshard.placed.default",
 }
 """Operators whose result shares the memory of their operand."""
 RELABELS = VIEWS | {"aten._to_copy.default", "prims.convert_element_type.default"}
@@ -76,6 +78,15 @@ class GraphOutput:
     def tangent(self) -> str | None:
         """The name of an output's tangent, ``tangents[0]`` for ``outputs[0]``; None for gradients and mutations."""
         return self.name.replace("outputs", "tangents", 1) if self.kind == "output" else None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the model hands an output out if not whole: as a DTensor (``kind`` "dtensor") or as the rank's shard of one ("local").
+    ``placements``: the layout that the model names, by axis; None if it names none."""
+
+    kind: str
+    placements: Mapping[str, Placement] | None = None
 
 
 Calls = tuple[tuple[str | None, ...], ...]
@@ -133,6 +144,8 @@ class PlanningGraph:
     """Attributes of modules that a call changes; their tensors are outputs that follow the model's own and the hooks' arguments."""
     fixed: frozenset[Attribute] = frozenset()
     """Attributes that are tensors but not buffers, whose values are constants in the graph."""
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    """The outputs that the model itself hands out as DTensors or shards, by name."""
     family: GraphFamily | None = None
     """The graph for all sizes of its dynamic dims, None if it has none; ``module`` is its instance at the example's sizes."""
 
@@ -167,6 +180,7 @@ class PlanningGraph:
         """SHA-256 of operators, arguments, shapes, dtypes and the names of inputs and outputs; source lines and devices do not count."""
         ends = [(i.kind, i.name) for i in self.inputs], [(o.kind, o.name) for o in self.outputs]
         marks: list[Any] = [sorted(self.unreduced)] if self.unreduced else []
+        marks += [[name, form.kind, str(form.placements)] for name, form in sorted(self.forms.items())]
         if self.family is not None:
             marks += [[str(dim), dim.name, dim.least, dim.most or 0, dim.uneven] for dim in self.family.dims]
             marks += sorted({guard.condition for guard in self.family.guards})

@@ -2,8 +2,8 @@
 
 ``einsum`` represents every matmul (its equation is its rule), ``sdpa`` attention, ``dropout`` its mask and
 scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
-``from_local`` the boundaries of a ``local_map`` region. ``norms/`` has the operators into which softmax, cross-entropy and
-normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``, ``row_sum``, ...); each is correct on a shard of the summed
+``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose layout the model itself names. ``norms/`` has the
+operators into which softmax, cross-entropy and normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``, ``row_sum``, ...); each is correct on a shard of the summed
 dim. ``axis_index`` is the only node of a lowered graph that depends on the rank. ``returned`` and ``assigned`` record, during a trace,
 the results of modules and the assignments to buffers. ``fxshard_users::triton_kernel`` calls a user's Triton kernel.
 """
@@ -19,6 +19,7 @@ with quick_sources():
         fakes,
         local_region,
         mesh_ops,
+        placed,
         random,
         returned,
         user_kernel,
@@ -33,6 +34,7 @@ __all__ = [
     "fakes",
     "local_region",
     "mesh_ops",
+    "placed",
     "random",
     "returned",
     "user_kernel",

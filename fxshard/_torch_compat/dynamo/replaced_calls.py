@@ -15,8 +15,13 @@ from fxshard._torch_compat.patched import patched
 
 
 @contextlib.contextmanager
-def captured_instead(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """While Dynamo captures: calls of these functions of torch are replaced by calls of Python functions, which Dynamo traces."""
+def captured_instead(
+    functions: Mapping[Any, Callable[..., Any]], methods: Mapping[str, Callable[..., Any]] | None = None
+) -> Iterator[None]:
+    """While Dynamo captures: calls of these functions of torch are replaced by calls of Python functions, which Dynamo traces.
+
+    ``methods``: likewise for methods that ``torch.Tensor`` lacks, by name, of tensors that are not of a subclass.
+    """
     from torch._dynamo.variables.builder import SourcelessBuilder
     from torch._dynamo.variables.functions import SkipFunctionVariable
     from torch._dynamo.variables.tensor import TensorVariable
@@ -34,11 +39,15 @@ def captured_instead(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[No
 
         return call_function
 
-    method = TensorVariable.call_method
+    method, named = TensorVariable.call_method, methods or {}
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         function = getattr(torch.Tensor, name, None)
-        return instead(function, tx, [self, *args], kwargs) if function in functions else method(self, tx, name, args, kwargs)
+        if function in functions:
+            return instead(function, tx, [self, *args], kwargs)
+        if function is None and name in named:
+            return SourcelessBuilder.create(tx, named[name]).call_function(tx, [self, *args], dict(kwargs))
+        return method(self, tx, name, args, kwargs)
 
     with contextlib.ExitStack() as stack:
         for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable):

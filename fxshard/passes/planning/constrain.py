@@ -145,9 +145,11 @@ class _Reader:
         ends = {o.name: i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
         returned = operands(self.graph.module.graph.output_node())
         given = self._by_end(given, "output")
-        for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts"):
+        wanted = [(name, layout, "output_layouts") for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts")]
+        own = [(name, form.placements, "returned by the model") for name, form in self.graph.forms.items() if form.placements is not None]
+        for name, layout, source in (*wanted, *own):
             place = Place(returned[ends[name]].name, 0, ends[name])
-            self._add_layout(place, layout, f"output {name}", _UserText(name, f"output_layouts[{name}]"))
+            self._add_layout(place, layout, f"output {name}", _UserText(name, f"{source}[{name}]"))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)

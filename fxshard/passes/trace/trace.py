@@ -48,10 +48,12 @@ from fxshard.passes.trace.fakes.tensor_kinds import check_dense
 from fxshard.passes.trace.functions.data_dependent import REPLACEMENTS, DataDependentMode
 from fxshard.passes.trace.functions.decompose import planning_decompositions
 from fxshard.passes.trace.functions.draws import check_draws, number_draws
+from fxshard.passes.trace.functions.dtensor_calls import dtensor_calls
 from fxshard.passes.trace.functions.flex import expand_flex_attention
 from fxshard.passes.trace.functions.inlined import inlined
 from fxshard.passes.trace.functions.neutralise import Neutralise
 from fxshard.passes.trace.functions.recurrent import is_packed, packed_error, recurrent_captured
+from fxshard.passes.trace.named_layouts import meshes_of, named_layouts
 from fxshard.passes.trace.python_state.assigned import write_assigned
 from fxshard.passes.trace.python_state.bound import is_bound
 from fxshard.passes.trace.python_state.gradient_taps import TAPS, tap_name
@@ -118,8 +120,9 @@ def trace(
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [path_name(path) for path, leaf in leaves if not is_bound(leaf)]
     paths += map(tap_name, range(len(hooks.taps.known)))
+    meshes = meshes_of({**dict(model.named_parameters()), **{path_name(path): leaf for path, leaf in leaves}})
     with symbols:
-        graph = symbols.at_example(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model)))
+        graph = symbols.at_example(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model), meshes))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = with_other_names(graph.returned, other_names(model))
     graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, side_effects=effects.found, fixed=effects.fixed)
@@ -160,6 +163,7 @@ def _capture(
         mode,
         again(),
         inlined(),
+        dtensor_calls(),
         _without_fast_paths(),
         flex_attention_of_any_device(),
         sizes_from_data(),
@@ -218,6 +222,9 @@ def check_call(model: Any, args: Any) -> None:
         if getattr(vars(module).get("forward"), "sharded", False):
             what = f"{name or 'the module'} is parallelized already, so that it cannot be planned or parallelized again"
             raise RunError(what, remedy="plan the model before parallelize; for other options build it anew and move weights by state_dict")
+        if getattr(vars(module).get("forward"), "waits", False):
+            what = f"{name or 'the module'} waits for its first call, at which parallelize_module plans for it"
+            raise RunError(what, remedy="plan before parallelize_module, or parallelize the whole model, whose program takes its place")
         if isinstance(module, WRAPPERS):
             what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
             raise OptionError(what, remedy="give the plain model: fxshard shards it itself; its plan covers data parallelism too")
@@ -277,8 +284,12 @@ def planning_graph(
     out_spec: pytree.TreeSpec,
     train: bool,
     aliases: dict[str, str],
+    meshes: Mapping[str, str] | None = None,
 ) -> PlanningGraph:
-    """Names the inputs and outputs of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs."""
+    """Names the inputs and outputs of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs.
+
+    ``meshes``: the axes of the mesh (``"tp=4"``) of each parameter and input that is a DTensor, by name.
+    """
     fold_sizes(joint)
     drop_tokens(joint)
     drop_wrong_bounds(joint)
@@ -294,10 +305,13 @@ def planning_graph(
     _merge_seeds(joint)
     number_draws(joint)
     inputs = _name_inputs(joint, names, paths)
+    forms = named_layouts(joint, inputs, outputs, meshes or {})
     returned = values_of_modules(joint)
     joint.graph.lint()
     joint.recompile()
-    return PlanningGraph(joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed, numbers), train, aliases, returned=returned)
+    return PlanningGraph(
+        joint, inputs, outputs, in_spec, with_fixed(out_spec, fixed, numbers), train, aliases, returned=returned, forms=forms
+    )
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:

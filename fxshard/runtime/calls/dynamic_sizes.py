@@ -15,6 +15,7 @@ from fxshard.errors import OptionError, RuleError, StaticDimError, TraceError
 from fxshard.graph.objects import COUNTER_LIMIT, is_length, lengths_after, outputs_in_objects
 from fxshard.graph.planning_graph import PlanningGraph, operands
 from fxshard.passes.annotation.annotate import illegal_node_at
+from fxshard.passes.trace.named_layouts import LocalInputsError
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.launch import announce, mesh_ranks, objection
@@ -133,6 +134,8 @@ def trace_with_static_fallback(
     while True:
         try:
             return trace(dims)
+        except LocalInputsError:
+            raise
         except (TraceError, RuleError) as error:
             named = error.dim if isinstance(error, StaticDimError) else None
             if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):

@@ -51,7 +51,8 @@ class Runner:
 
     ``names``: those of the leaves (``args[0]``). Parameters and buffers that are not among them are read from ``model``.
     ``distributed``: for each output whether it is a DTensor; by default all are if an argument is one, else those whose layout the user
-    requested (``requested_outputs``) and those in objects, unless replicated. ``finish``: by default restores the structure of the
+    requested (``requested_outputs``) and those in objects, unless replicated. ``local``: outputs of which the caller gets the rank's
+    shard, a plain tensor. ``finish``: by default restores the structure of the
     model's outputs. ``first_check`` runs before the first call, ``later_check`` before all others. ``here``: whether in every call all
     leaves are on the program's device. Seeds of random operators are compared now and then, waiting up to ``timeout`` seconds.
     """
@@ -61,6 +62,7 @@ class Runner:
     model: nn.Module | None = None
     timeout: float = TIMEOUT
     requested_outputs: Collection[str] = ()
+    local: Collection[str] = ()
     distributed: Sequence[bool] | None = None
     finish: Finish | None = None
     first_check: Check | None = check_first
@@ -112,6 +114,9 @@ class Runner:
         for (end, layout, shape), value in zip(self._results_of(leaves), values, strict=True):
             if end.kind != "output":
                 write_back(self.tensor(end.name, leaves), value, layout, shape, self.bound)
+                continue
+            if end.name in self.local:
+                outputs.append(value)
                 continue
             one = every or (self._is_dtensor(end.name, layout, leaves) if self.distributed is None else self.distributed[len(outputs)])
             outputs.append(global_result(value, layout, shape, self.bound, one))

@@ -29,6 +29,7 @@ from fxshard.passes.annotation.annotate import probes
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph, trace_model
 from fxshard.passes.runner import Dump, timed
 from fxshard.passes.trace.fakes.rebind import rebound
+from fxshard.passes.trace.named_layouts import LocalInputsError
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -73,6 +74,8 @@ from fxshard.runtime.module.plan_requests import PlanRequests
 from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse_code, refuse_pickle, refuse_shared_memory
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
+from fxshard.runtime.module.shard_arguments import ShardArguments
+from fxshard.runtime.module.waiting import dissolve
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import Fields, debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, leader_folder, leads, mesh_ranks, objection, share_plan, versions
@@ -112,10 +115,25 @@ def parallelize(
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
         one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
     """
-    check_call(model, example_args)
-    check_gradient_hooks(model)
     check_device_mesh(device_mesh)
     settings = read_options(Settings, options, "parallelize")
+    waiting = dissolve(model) if isinstance(model, nn.Module) else []
+    check_call(model, example_args)
+    check_gradient_hooks(model)
+    return shard_module(model, device_mesh, settings, example_args, example_kwargs, train, plan, waiting)
+
+
+def shard_module(
+    model: nn.Module,
+    device_mesh: DeviceMesh,
+    settings: Settings,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
+    train: bool | None,
+    plan: ShardingPlan | None = None,
+    open_parameters: Sequence[nn.Parameter] = (),
+) -> nn.Module:
+    """``parallelize`` with checked arguments. ``open_parameters``: DTensors whose layouts the plan decides."""
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
@@ -124,7 +142,7 @@ def parallelize(
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):
             start_compiler_check(settings.cache)
-    forward = ShardedForward(model, device_mesh, settings)
+    forward = ShardedForward(model, device_mesh, settings, tuple(open_parameters))
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     forward.prepare(args, kwargs, _mode(train, plan), plan)
     accept_full_values(model)
@@ -152,6 +170,8 @@ class ShardedForward:
     model: nn.Module
     device_mesh: DeviceMesh
     settings: Settings
+    open_parameters: tuple[nn.Parameter, ...] = ()
+    """DTensors whose layouts the first plan decides."""
     by_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
     by_size_free_key: dict[Any, list[ModuleProgram]] = field(default_factory=dict)
     """The programs by ``size_free_key``: the candidates for calls of other sizes."""
@@ -164,7 +184,8 @@ class ShardedForward:
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
-        self.requests = PlanRequests(self.model, self.settings, self.mesh)
+        self.shards = ShardArguments(self.device_mesh)
+        self.requests = PlanRequests(self.model, self.settings, self.mesh, self.shards, frozenset(map(id, self.open_parameters)))
         self.device = mesh_device(self.device_mesh)
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
@@ -183,6 +204,7 @@ class ShardedForward:
     @torch.compiler.disable(reason=COMPILED)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         check_surroundings()
+        args, kwargs = self.shards.distributed(args, kwargs)
         leaves, spec = flatten_call(args, kwargs, self.counted)
         if not self.state.same_structure():
             self._refresh()
@@ -197,7 +219,7 @@ class ShardedForward:
                 break
         else:
             made = self._find_dynamic(key, leaves, spec, now, hooks) or self.prepare(args, kwargs, train)
-            leaves, _ = flatten_call(args, kwargs, self.counted)
+            leaves, _ = flatten_call(*self.shards.distributed(args, kwargs), self.counted)
         if not (train and self.accumulation.defers()):
             return made.after.run(made.runner, leaves)
         runner, shapes = self.accumulation.runner(made.runner, made.graph), shapes_of(leaves)
@@ -254,7 +276,12 @@ class ShardedForward:
         alike = self.by_key.get(key, [])
         self.history.changed |= {a for made in alike for a in made.changed_attributes(call.attributes) if a[1] != "training"}
         grows = dims is None and not others and plan is None and self.settings.dynamic is not False
-        graph = self._graph(call, self._dynamic_dims(call, others) if dims is None else dims, others, grows, dump)
+        try:
+            graph = self._graph(call, self._dynamic_dims(call, others) if dims is None else dims, others, grows, dump)
+        except LocalInputsError as found:
+            if not self.shards.learn(found.layouts):
+                raise
+            return self.prepare(*self.shards.distributed(args, kwargs), train, plan)
         if graph is None:
             return self.prepare(args, kwargs, train)
         self.history.record(graph, call.attributes, plan)
@@ -335,16 +362,17 @@ class ShardedForward:
         """The runner of ``program``, compiled on first use; shards the parameters if it is the ``first``."""
         s, requested_outputs = self.settings, self.requests.requested_outputs(graph, first)
         with without_autocast(self.device.type), without_global_hooks():
-            check_plain_results(program, named, requested_outputs=requested_outputs)
+            distributed, local = self.shards.results(graph, named)
+            check_plain_results(program, named, distributed, requested_outputs)
             if first:
                 source = None if s.src_data_rank == "same" else s.src_data_rank
                 with timed("shard parameters"):
                     shard_parameters(self.model, parameter_layouts(program), self.device_mesh, self.device, source)
-                self.sharded = True
+                self.sharded, self.open_parameters = True, ()
             check_parameters(self.model, program)
             bound = bind(program, self.device_mesh, self.device)
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, lazy=True)
-        return Runner(compiled, list(named), self.model, s.timeout, requested_outputs)
+        return Runner(compiled, list(named), self.model, s.timeout, requested_outputs, local, distributed)
 
     def _dynamic_dims(self, call: Call, others: Sequence[ModuleProgram]) -> tuple[DynamicDim, ...]:
         """The dims that the user asked for, and those in which this call differs from ``others``, programs for similar calls."""

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat.dtensor.copies import copy_slices
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.layout.layouts import Layout, local_shape
-from fxshard.mesh.mesh import as_mesh
+from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.groups.distribute import distribute
@@ -28,6 +29,23 @@ def parameter_layouts(program: ShardedProgram) -> dict[str, Layout]:
     found = {end.name: layout for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "parameter"}
     found.update({alias: found[name] for alias, name in program.aliases.items() if name in found})
     return found
+
+
+def on_mesh(parameter: DTensor, device_mesh: DeviceMesh) -> DTensor:
+    """A parameter on a part of ``device_mesh`` as one on all of it, replicated over the other axes."""
+    if as_mesh(parameter.device_mesh).axis_names == as_mesh(device_mesh).axis_names:
+        return parameter
+    return as_dtensor(parameter.to_local().detach(), device_mesh, layout_on(parameter, as_mesh(device_mesh)), tuple(parameter.shape))
+
+
+def layout_on(parameter: DTensor, mesh: Mesh) -> Layout:
+    """The layout of a parameter on ``mesh``, of which its own may be a part: replicated over the other axes."""
+    known = placements_by_axis(parameter)
+    return Layout(known.get(name, Replicate()) for name in mesh.axis_names)
+
+
+def placements_by_axis(parameter: DTensor) -> dict[str, Placement]:
+    return dict(zip(as_mesh(parameter.device_mesh).axis_names, parameter.placements, strict=True))
 
 
 def check_parameters(model: nn.Module, program: ShardedProgram) -> None:
@@ -46,7 +64,8 @@ def shard_parameters(
     """Replaces every parameter by a DTensor in its layout, replicated if ``layouts`` lacks it.
 
     Shards the full value that this rank holds, or that of rank ``source`` (see ``distribute``); a parameter on meta stays
-    there, in the shape of its shard. Buffers move to ``device``.
+    there, in the shape of its shard. Buffers move to ``device``. A parameter that is a DTensor already stays the object that it is, with
+    other contents, for optimisers that hold it.
     """
     whole = Layout.replicated(device_mesh.ndim)
     made: dict[int, nn.Parameter] = {}
@@ -59,9 +78,13 @@ def shard_parameters(
             if id(parameter) not in made:
                 layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
                 value = shard_tensor(parameter, layout, device_mesh, device, source)
-                made[id(parameter)] = new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
+                new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
                 if new is not parameter and parameter.grad is not None:
                     new.grad = shard_tensor(parameter.grad, layout, device_mesh, device, source)
+                if new is not parameter and isinstance(parameter, DTensor):
+                    torch.utils.swap_tensors(parameter, new)
+                    new = parameter
+                made[id(parameter)] = new
             setattr(owner, key, made[id(parameter)])
         step_locally(made.values())
         agree_on_overflows()
@@ -99,6 +122,7 @@ def shard_tensor(
 ) -> torch.Tensor:
     """``parameter`` as a DTensor in ``layout``; a shard gets memory of its own. ``source`` as in ``shard_parameters``."""
     if isinstance(parameter, DTensor):
+        parameter = on_mesh(parameter, device_mesh)
         return parameter if tuple(parameter.placements) == tuple(layout) else parameter.redistribute(placements=tuple(layout)).detach()
     mesh = as_mesh(device_mesh)
     coordinate = tuple(device_mesh.get_coordinate() or ())

@@ -19,16 +19,20 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
 from fxshard.runtime.calls.settings import Settings
+from fxshard.runtime.module.parameters import placements_by_axis
+from fxshard.runtime.module.shard_arguments import ShardArguments
 
 
 @dataclass(frozen=True)
 class PlanRequests:
     """Makes the planning requests for programs of ``model``. ``first``: whether it is the first program, which decides the parameters'
-    layouts and must have all of the user's names; other programs may lack some."""
+    layouts and must have all of the user's names; other programs may lack some. ``open_parameters``: ids of DTensors that it may move."""
 
     model: nn.Module
     settings: Settings
     mesh: Mesh
+    shards: ShardArguments
+    open_parameters: frozenset[int]
 
     def request(self, graph: PlanningGraph, leaves: Mapping[str, Any], sampled: Any, *, first: bool) -> Request:
         """The request for ``graph``, traced from a call of ``leaves``, optimised for the sizes ``sampled``.
@@ -51,10 +55,10 @@ class PlanRequests:
         """By default plain outputs are replicated, and the planner chooses for DTensors, except that an output that replaces a DTensor in
         an object gets its layout."""
         inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
-        distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside)
+        distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside and name not in self.shards.layouts)
         default: dict[str, Layout] = {}
         if not distributed:
-            default = {o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output"}
+            default = {o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output" and o.name not in graph.forms}
         for name, path in outputs_in_objects(graph.out_spec).items():
             if isinstance(before := leaves.get(path), DTensor):
                 default[name] = Layout(before.placements)
@@ -69,7 +73,8 @@ class PlanRequests:
         known = {i.name for i in graph.inputs} | set(graph.aliases)
         own: dict[str, Any] = {i.name: Layout.replicated(self.mesh.ndim) for i in graph.inputs_of("buffer")}
         parameters = {n: p for n, p in self.model.named_parameters(remove_duplicate=False) if n in known}
-        own.update({n: Layout(p.placements) for n, p in parameters.items() if isinstance(p, DTensor)})
+        held = {n: p for n, p in parameters.items() if isinstance(p, DTensor) and not (first and id(p) in self.open_parameters)}
+        own.update({n: placements_by_axis(p) for n, p in held.items()})
         if first:
             return given if isinstance(given, ShardingPlan) else {**own, **(given or {})}
         kept = {} if given is None or isinstance(given, ShardingPlan) else given

@@ -1,4 +1,5 @@
-"""The boundaries of a ``local_map`` region, where a rank passes its shard on. The user gives the placements (``passes.trace.regions``)."""
+"""Where the model itself names layouts: the boundaries of a ``local_map`` region (``passes.trace.regions``), and calls of DTensor's API
+(``passes.trace.functions.dtensor_calls``). A rank passes its shard on."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from typing import Any
 
 import torch
 
-from fxshard.strategies.engine.factors import replicate_all
+from fxshard.strategies.engine.factors import MOVEMENT, replicate_all
 from fxshard.strategies.engine.local import LocalContext
+from fxshard.strategies.engine.notation import pointwise_rule
 from fxshard.strategies.engine.registry import register
 
 
@@ -18,3 +20,4 @@ def shard(ctx: LocalContext) -> Any:
 
 
 register(("fxshard.to_local.default", "fxshard.from_local.default"), replicate_all, local=shard)
+register("fxshard.placed.default", pointwise_rule((0,), ops=MOVEMENT), local=shard)

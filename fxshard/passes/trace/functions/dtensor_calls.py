@@ -1,0 +1,120 @@
+"""DTensor's own API in a forward: captured as whole values, with notes of the layouts that it names.
+
+A model is traced on whole tensors. So ``DTensor.from_local`` and ``redistribute`` leave their value as it is and say in which layout it
+must be (``fxshard.placed``); ``to_local`` and ``full_tensor`` say in which form it is handed out. Code between ``to_local`` and the next
+``from_local`` computes on the whole tensor too, and so gives the numbers of one device. The hooks that
+``torch.distributed.tensor.parallel`` installs consist of such calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
+from fxshard._torch_compat import captured_instead
+from fxshard._torch_compat.calls import plain_tensors_only
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import as_mesh
+
+
+def dtensor_calls() -> AbstractContextManager[None]:
+    """While Dynamo captures a model: replaces DTensor's API by notes on whole tensors."""
+    return captured_instead(CALLS, METHODS)
+
+
+class Placed(Tensor):
+    """A whole value in a captured forward that the model regards as a DTensor: results computed from it are ``Placed`` too."""
+
+    @property
+    def placements(self) -> None:
+        """Unknown while capturing: unequal to any placements, so that code that compares them redistributes."""
+        return None
+
+    def redistribute(
+        self, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None, *, async_op: bool = False, **dtypes: Any
+    ) -> Tensor:
+        return redistributed(self, device_mesh, placements, async_op=async_op, **dtypes)
+
+    def to_local(self, *, grad_placements: Any = None) -> Tensor:
+        return local(self)
+
+    def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
+        return whole(self)
+
+
+def from_local(
+    local_tensor: Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    run_check: bool = False,
+    shape: Any = None,
+    stride: Any = None,
+    grad_placements: Any = None,
+) -> Tensor:
+    """The whole value of which ``local_tensor`` is declared to be a shard."""
+    layout, axes = _texts(device_mesh, placements)
+    return _as_placed(torch.ops.fxshard.placed(local_tensor, layout, axes, True))
+
+
+def distributed(
+    tensor: Tensor, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None, *, src_data_rank: int | None = 0
+) -> Tensor:
+    layout, axes = _texts(device_mesh, placements)
+    return _as_placed(torch.ops.fxshard.placed(tensor, layout, axes, False))
+
+
+def redistributed(
+    x: Tensor,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    async_op: bool = False,
+    forward_dtype: Any = None,
+    backward_dtype: Any = None,
+) -> Tensor:
+    if forward_dtype is not None or backward_dtype is not None:
+        raise NotImplementedError("redistribute changes a dtype: convert the tensor before it")
+    layout, axes = _texts(device_mesh, placements) if device_mesh is not None else (_layout_text(placements), "")
+    return _as_placed(torch.ops.fxshard.placed(x, layout, axes, False))
+
+
+def local(x: Tensor, *, grad_placements: Any = None) -> Tensor:
+    with plain_tensors_only():
+        return torch.ops.fxshard.handed_out(x, "local")
+
+
+def whole(x: Tensor, *, grad_placements: Any = None) -> Tensor:
+    with plain_tensors_only():
+        return torch.ops.fxshard.handed_out(x, "whole")
+
+
+def _as_placed(x: Tensor) -> Tensor:
+    return x if isinstance(x, Placed) else x.as_subclass(Placed)
+
+
+@torch.compiler.assume_constant_result
+def _texts(device_mesh: DeviceMesh | None, placements: Sequence[Placement] | None) -> tuple[str, str]:
+    """A layout and its axes as texts (``"S(1)"``, ``"tp=4"``); by default replicated on all of them."""
+    assert device_mesh is not None
+    mesh = as_mesh(device_mesh)
+    axes = ",".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+    return _layout_text([Replicate()] * mesh.ndim if placements is None else placements), axes
+
+
+@torch.compiler.assume_constant_result
+def _layout_text(placements: Sequence[Placement] | None) -> str:
+    return str(Layout(placements or ()))
+
+
+CALLS: dict[Any, Callable[..., Any]] = {DTensor.from_local: from_local, distribute_tensor: distributed}
+METHODS: dict[str, Callable[..., Any]] = {"redistribute": redistributed, "to_local": local, "full_tensor": whole}
+"""Methods that a plain tensor lacks: in a capture, parameters that are DTensors are plain."""

@@ -1,0 +1,172 @@
+"""The layouts that a model itself names, by its calls of DTensor's API (see ``functions.dtensor_calls``): read from the traced graph.
+
+To the model, a value is a DTensor from ``from_local`` (``redistribute``, ``distribute_tensor``) up to ``to_local``. The caller gets what the
+model returns in the same form: a DTensor, or the shard of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.errors import LayoutError, TraceError
+from fxshard.graph.planning_graph import Form, GraphInput, GraphOutput, operands, source_line
+from fxshard.layout.layouts import Layout, normalised_placement
+from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
+from fxshard.plans.plan_data import OpSpec
+
+PLACED, HANDED_OUT = torch.ops.fxshard.placed.default, torch.ops.fxshard.handed_out.default
+
+
+class LocalInputsError(TraceError):
+    """The model declares arguments to be this rank's shards. ``layouts``: path of the argument -> axis name -> placement."""
+
+    def __init__(self, layouts: Mapping[str, Mapping[str, Placement]], where: str | None) -> None:
+        self.layouts = layouts
+        name, placed = next(iter(layouts.items()))
+        said = ", ".join(f"{axis}: {placement}" for axis, placement in placed.items())
+        what = f"the model takes {name} as this rank's shard ({said}), and it is a whole tensor here"
+        super().__init__(
+            what, where=where, remedy="parallelize accepts the shard; elsewhere pass the whole tensor as a DTensor in that layout"
+        )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """``dtensor``: whether the model regards the value as a DTensor. ``axes``: the mesh of the DTensors that it is computed from.
+    ``by_style``: whether it depends on such a value at all."""
+
+    dtensor: bool = False
+    axes: str = ""
+    by_style: bool = False
+
+
+def meshes_of(tensors: Mapping[str, Any]) -> dict[str, str]:
+    """The axes of the mesh (``"tp=4"``) of each DTensor among ``tensors``, by name."""
+    return {name: axes_text(as_mesh(x.device_mesh)) for name, x in tensors.items() if isinstance(x, DTensor)}
+
+
+def axes_text(mesh: Mesh) -> str:
+    return ",".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+
+
+def named_layouts(
+    joint: fx.GraphModule, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput], meshes: Mapping[str, str]
+) -> dict[str, Form]:
+    """The form in which each output is returned, by its name, for those that are not whole.
+
+    Completes the notes of the graph: ``placed`` nodes get their mesh, ``handed_out`` nodes go. ``meshes`` as of ``meshes_of``. Raises
+    TraceError for a declared layout that whole values cannot have, LocalInputsError for inputs that are declared to be shards.
+    """
+    if not any(node.target in (PLACED, HANDED_OUT) for node in joint.graph.nodes):
+        return {}
+    known = _known_values(joint, {i.node: i for i in inputs}, meshes)
+    returned = zip(operands(joint.graph.output_node()), outputs, strict=True)
+    forms = {end.name: _form(node, end.name, known[node]) for node, end in returned if end.kind == "output"}
+    for node in joint.graph.find_nodes(op="call_function", target=HANDED_OUT):
+        node.replace_all_uses_with(node.args[0])
+        joint.graph.erase_node(node)
+    return {name: form for name, form in forms.items() if form is not None}
+
+
+def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshes: Mapping[str, str]) -> dict[fx.Node, _Known]:
+    """What is known of each value; gives ``placed`` nodes their mesh."""
+    known: dict[fx.Node, _Known] = {}
+    shards: dict[str, dict[str, Placement]] = {}
+    where: str | None = None
+    for node in joint.graph.nodes:
+        before = [known[n] for n in node.all_input_nodes]
+        axes = next((k.axes for k in before if k.axes), "")
+        if node.op == "placeholder":
+            end = inputs.get(node.name)
+            mesh = meshes.get(end.name, "") if end else ""
+            known[node] = _Known(axes=mesh, by_style=bool(mesh) and end is not None and end.kind == "input")
+        elif node.target is PLACED:
+            axes = str(node.args[2]) or axes or _only_mesh(meshes, node)
+            node.args = (*node.args[:2], axes, node.args[3])
+            if _declares_shard(node, before[0]):
+                end = inputs.get(getattr(node.args[0], "name", ""))
+                if end is None or end.kind != "input":
+                    raise _not_a_shard(node)
+                shards[end.name], where = placements_on(str(node.args[1]), axes), where or source_line(node)
+            known[node] = _Known(True, axes, True)
+        else:
+            dtensor = any(k.dtensor for k in before) and node.target is not HANDED_OUT
+            known[node] = _Known(dtensor, axes, any(k.by_style for k in before))
+    if shards:
+        raise LocalInputsError(shards, where)
+    return known
+
+
+def _declares_shard(node: fx.Node, before: _Known) -> bool:
+    """Whether ``from_local`` takes a value that is whole on every rank as this rank's part."""
+    _, layout, _, arrives = node.args
+    parsed = Layout.parse(str(layout))
+    if arrives and parsed.has_partial:
+        what = "from_local declares a partial sum: each rank's own values are added up, and a plan has one whole value instead"
+        raise TraceError(what, where=source_line(node), remedy="leave the value whole, or compute it in a local_map region")
+    return bool(arrives) and not parsed.is_replicated and not before.by_style
+
+
+def _not_a_shard(node: fx.Node) -> TraceError:
+    what = (
+        f"from_local takes a plain value as this rank's shard ({node.args[1]} on {node.args[2]}), but plain values are equal on all ranks"
+    )
+    return TraceError(what, where=source_line(node), remedy="apply it to an argument of the model itself, or pass DTensors to the model")
+
+
+def _only_mesh(meshes: Mapping[str, str], node: fx.Node) -> str:
+    """The mesh of the DTensors, if there is one."""
+    if len(set(meshes.values())) != 1:
+        what = "redistribute has no device_mesh, and the value comes from no DTensor"
+        raise TraceError(what, where=source_line(node), remedy="pass device_mesh to redistribute")
+    return next(iter(meshes.values()))
+
+
+def placements_on(layout: str, axes: str) -> dict[str, Placement]:
+    """``"S(1)"`` on ``"tp=4"`` as ``{"tp": Shard(1)}``."""
+    return dict(zip(parse_mesh(axes).axis_names, Layout.parse(layout), strict=True))
+
+
+def _form(node: fx.Node, name: str, known: _Known) -> Form | None:
+    """The form in which ``node`` is returned, None if whole. Raises TraceError for a shard in a layout that the model does not name."""
+    kind = "dtensor" if known.dtensor else str(node.args[1]) if node.target is HANDED_OUT else "whole"
+    if kind == "whole":
+        return None
+    source = node.args[0] if node.target is HANDED_OUT else node
+    assert isinstance(source, fx.Node)
+    if source.target is PLACED:
+        named = placements_on(*map(str, source.args[1:3])).items()
+        return Form(kind, {axis: normalised_placement(p, source.meta["val"].dim(), name) for axis, p in named})
+    if kind == "local":
+        what = f"{name} is returned as the local shard of a DTensor whose layout the model does not name"
+        raise TraceError(what, where=source_line(node), remedy="redistribute it to a layout before to_local, or return the DTensor")
+    return Form(kind)
+
+
+def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpSpec, ...]:
+    """The ``specs`` of a ``placed`` node in the layout that it names. Raises TraceError if there are none, or the mesh lacks its axes."""
+    wanted = _wanted(node, mesh)
+    found = tuple(spec for spec in specs if all(spec.outputs[0][axis] == placement for axis, placement in wanted.items()))
+    if not found:
+        what = f"a value of shape {tuple(node.meta['val'].shape)} cannot be {node.args[1]} on {node.args[2]}"
+        raise TraceError(what, where=source_line(node), remedy="shard another dim, or replicate it")
+    return found
+
+
+def _wanted(node: fx.Node, mesh: Mesh) -> dict[int, Placement]:
+    own, sizes = parse_mesh(str(node.args[2])), dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    if any(sizes.get(name) != size for name, size in zip(own.axis_names, own.shape, strict=True)):
+        what = f"the model redistributes on the mesh {node.args[2]}, the plan is for {mesh}"
+        raise TraceError(what, where=source_line(node), remedy="plan on a mesh whose axes have these names and sizes")
+    try:
+        named = placements_on(str(node.args[1]), str(node.args[2])).items()
+        return {mesh.axis(axis): normalised_placement(p, node.meta["val"].dim(), node.name) for axis, p in named}
+    except LayoutError as error:
+        raise TraceError(error.what, where=source_line(node), remedy="name a dim that the tensor has") from error

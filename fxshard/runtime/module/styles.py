@@ -1,0 +1,146 @@
+"""parallelize_module: torch's parallel styles, and a plan for all that they leave open."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, parallel
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from fxshard._torch_compat.groups import active_mesh
+from fxshard.errors import OptionError, a_kind
+from fxshard.mesh.mesh import as_mesh
+from fxshard.passes.trace.trace import check_call
+from fxshard.runtime.calls.options import check_device_mesh, read_options
+from fxshard.runtime.calls.settings import Settings
+from fxshard.runtime.module.module import shard_module
+from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, shard_parameters
+from fxshard.runtime.module.refusals import COMPILED
+from fxshard.runtime.module.waiting import WaitingForward, dissolve
+from fxshard.runtime.rank_graph.bind import mesh_device
+
+AUTO = "auto"
+Styles: TypeAlias = "ParallelStyle | Mapping[str, ParallelStyle]"
+
+
+def parallelize_module(
+    module: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    parallelize_plan: Any = None,
+    *,
+    src_data_rank: int | None = 0,
+    example_args: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Applies torch's parallel styles to ``module`` in place, and shards what they leave open by a plan; returns the module.
+
+    The styles mean what they mean to ``torch.distributed.tensor.parallel.parallelize_module``, which applies them. All other parameters
+    become DTensors too, replicated at first. The first call is the example for which the rest is planned: then the parameters that no
+    style names get the planned layouts, as the same objects, so that an optimiser may be made before. With ``example_args`` (as for
+    ``parallelize``) this happens at once.
+
+    Args:
+        device_mesh: by default that of ``with device_mesh:``. A part of a mesh (``mesh["tp"]``) will do.
+        parallelize_plan: styles by module name (``{"layers.*.attn.w[qkv]": ColwiseParallel()}``, wildcards as in torch), or one style for
+            ``module`` itself; with several axes, what each is for, by its name: ``{"dp": "auto", "tp": {"up": ColwiseParallel(), ...}}``.
+            "auto", or no plan, leaves the choice to the solver.
+        src_data_rank: as in torch, the rank within each axis whose weights count; None: each rank shards its own.
+        options: those of ``parallelize``.
+
+    Raises:
+        OptionError: a plan that is none, styles without an axis. Otherwise as ``parallelize``, possibly at the first call.
+    """
+    free = dissolve(module) if isinstance(module, nn.Module) else []
+    check_call(module, example_args or ())
+    mesh = device_mesh if device_mesh is not None else active_mesh()
+    if mesh is None:
+        raise OptionError("parallelize_module has no mesh", remedy="pass device_mesh, or call it within `with device_mesh:`")
+    check_device_mesh(mesh)
+    check_gradient_hooks(module)
+    for axis, styles in styles_by_axis(parallelize_plan, mesh).items():
+        part = mesh if mesh.ndim == 1 else mesh[axis]
+        parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)
+    source = src_data_rank if src_data_rank is None else int(mesh.mesh[(src_data_rank,) * mesh.ndim])
+    settings = read_options(Settings, {"src_data_rank": source, **options}, "parallelize_module")
+    free += distribute_others(module, mesh, source)
+    if example_args is not None:
+        return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
+    if example_kwargs is not None:
+        raise OptionError("example_kwargs need example_args", remedy="pass example_args=() beside them")
+    module.forward = DeferredForward(module, vars(module).get("forward"), free, mesh, settings)
+    return module
+
+
+def distribute_others(module: nn.Module, device_mesh: DeviceMesh, source: int | None) -> list[nn.Parameter]:
+    """Makes plain parameters of ``module`` replicated DTensors, in place, and returns them: their layouts are open."""
+    mesh, named = as_mesh(device_mesh), dict(module.named_parameters(remove_duplicate=False))
+    layouts = {name: layout_on(p, mesh) for name, p in named.items() if isinstance(p, DTensor)}
+    shard_parameters(module, layouts, device_mesh, mesh_device(device_mesh), source)
+    return list({id(p): p for name, p in module.named_parameters() if name not in layouts}.values())
+
+
+def styles_by_axis(plan: Any, mesh: DeviceMesh) -> dict[str, Styles]:
+    """The styles for each axis that has some. Raises OptionError for anything else."""
+    names = as_mesh(mesh).axis_names
+    if plan is None or plan == AUTO:
+        return {}
+    if isinstance(plan, Mapping) and plan and set(plan) <= set(names):
+        return {axis: _checked(one, axis) for axis, one in plan.items() if one != AUTO and one is not None}
+    styles = _checked(plan, None)
+    if len(names) > 1:
+        what = f"styles are for one axis, and the mesh has {', '.join(names)}"
+        remedy = f"name the axis, parallelize_plan={{{names[-1]!r}: {{...}}}}, or pass a part of the mesh: mesh[{names[-1]!r}]"
+        raise OptionError(what, where="parallelize_plan", remedy=remedy)
+    return {names[0]: styles}
+
+
+def _checked(styles: Any, axis: str | None) -> Styles:
+    where = "parallelize_plan" if axis is None else f"parallelize_plan[{axis!r}]"
+    remedy = 'give {"layers.*.up": ColwiseParallel()}, one ParallelStyle, or "auto"'
+    if isinstance(styles, ParallelStyle):
+        return styles
+    if not isinstance(styles, Mapping):
+        raise OptionError(f"a plan of styles is {a_kind(styles)}: {styles!r:.60}", where=where, remedy=remedy)
+    for name, style in styles.items():
+        if not isinstance(name, str) or not isinstance(style, ParallelStyle):
+            raise OptionError(f"{name!r}: {style!r:.60} is not a module's name and a ParallelStyle", where=where, remedy=remedy)
+    return styles
+
+
+def _as_torch_takes(styles: Styles) -> Any:
+    return styles if isinstance(styles, ParallelStyle) else dict(styles)
+
+
+@dataclass(eq=False)
+class DeferredForward(WaitingForward):
+    """Plans for its first call, and makes way for the sharded forward."""
+
+    device_mesh: DeviceMesh
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        self.__signature__ = inspect.signature(self.replaced or type(self.module).forward.__get__(self.module))
+
+    @torch.compiler.disable(reason=COMPILED)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = [*args, *kwargs.values(), *self.module.parameters()]
+        train = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
+        self.remove()
+        try:
+            shard_module(self.module, self.device_mesh, self.settings, args, kwargs, train, open_parameters=self.open_parameters)
+        except BaseException:
+            self.module.forward = self
+            raise
+        return self.module.forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> DeferredForward:
+        copied = [copy.deepcopy(parameter, memo) for parameter in self.open_parameters]
+        return DeferredForward(memo[id(self.module)], self.replaced, copied, self.device_mesh, self.settings)

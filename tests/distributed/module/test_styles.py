@@ -1,0 +1,345 @@
+"""fxshard.parallelize_module with torch's styles, on two ranks: against torch's own parallelize_module and one device, float64."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor, parallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+import fxshard
+from tests.distributed.scenarios import two_ranks
+
+pytestmark = pytest.mark.distributed
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(8, 8, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (w(x).view(x.shape[0], -1, 4, 2).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(y.transpose(1, 2).reshape(x.shape[0], -1, 8))
+
+
+class LocalHeads(Attention):
+    """Written for torch's styles: the number of heads is that of the rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (w(x) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (t.view(t.shape[0], t.shape[1], -1, 2).transpose(1, 2) for t in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return self.wo(y.reshape(y.shape[0], y.shape[1], -1))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.attention = nn.LayerNorm(8), nn.LayerNorm(8), LocalHeads()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(torch.relu(self.up(self.norm2(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(16, 8), nn.ModuleList(Block() for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+LINEAR = {
+    "layers.*.attention.w[qkv]": ColwiseParallel(),
+    "layers.*.attention.wo": RowwiseParallel(),
+    "layers.*.up": ColwiseParallel(),
+    "layers.*.down": RowwiseParallel(),
+}
+SEQUENCE = {  # torchtitan's plan of a decoder
+    "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+    "norm": SequenceParallel(),
+    "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    "layers.*.norm?": SequenceParallel(),
+    "layers.*.attention": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+    "layers.*.attention.w[qkv]": ColwiseParallel(),
+    "layers.*.attention.wo": RowwiseParallel(output_layouts=Shard(1)),
+    "layers.*.up": ColwiseParallel(input_layouts=Shard(1)),
+    "layers.*.down": RowwiseParallel(output_layouts=Shard(1)),
+}
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+
+
+def made(kind: Any = Decoder) -> Any:
+    torch.manual_seed(0)
+    return kind().double()
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, 16, (2, 6), generator=torch.Generator().manual_seed(1))
+
+
+def whole(x: Any) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def train(model: Any, *args: Any, steps: int = 2, loss: Any = lambda out: out.square().sum()) -> list[Tensor]:
+    """The losses of a few steps with an optimiser that is made before the first call."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), 0.01), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss(model(*args))
+        value.backward()
+        optimizer.step()
+        losses.append(whole(value).detach())
+    return losses
+
+
+def equal(model: Any, reference: Any) -> None:
+    have, want = dict(model.named_parameters()), dict(reference.named_parameters())
+    assert list(have) == list(want)
+    for name in want:
+        torch.testing.assert_close(whole(have[name]), whole(want[name]), rtol=1e-9, atol=1e-12, msg=name)
+
+
+def styled(plan: Any, kind: Any = Decoder, **options: Any) -> Any:
+    return fxshard.parallelize_module(made(kind), mesh(), plan, compiler="eager", **options)
+
+
+def megatron() -> None:
+    """All parameters are DTensors at once, those of the styles sharded; at the first call the others move, as the same objects."""
+    model, reference = styled(LINEAR), made()
+    assert model.layers[0].up.weight.placements == (Shard(0),) and model.norm.weight.placements == (Replicate(),)
+    before = dict(model.named_parameters())
+    torch.testing.assert_close(train(model, tokens()), train(reference, tokens()))
+    assert all(before[name] is p and isinstance(p, DTensor) for name, p in model.named_parameters())
+    assert model.layers[1].down.weight.placements == (Shard(1),)
+    equal(model, reference)
+
+
+def sequence_parallel() -> None:
+    model, reference = styled(SEQUENCE), made()
+    torch.testing.assert_close(train(model, tokens()), train(reference, tokens()))
+    equal(model, reference)
+    (program,) = model.forward.programs
+    kinds = [c.kind for c in program.plan.collectives]
+    assert kinds.count("reduce_scatter") >= 5, kinds  # the embedding, and two in each of two layers
+    theirs = parallel.parallelize_module(made(), mesh(), SEQUENCE)
+    torch.testing.assert_close(whole(model(tokens())), model(tokens()))
+    train(theirs, tokens())
+    torch.testing.assert_close(theirs(tokens()), model(tokens()))
+
+
+def shards_of_arguments() -> None:
+    """torch's example of sequence parallelism: each rank passes its own rows and gets its own back."""
+    plan = {"0": ColwiseParallel(input_layouts=Shard(0)), "2": RowwiseParallel(output_layouts=Shard(0))}
+
+    def net() -> Any:
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+
+    model, theirs = styled(plan, net), parallel.parallelize_module(made(net), mesh(), plan)
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    xs = [x.clone().requires_grad_() for _ in range(2)]
+    have, want = model(xs[0]), theirs(xs[1])
+    assert type(have) is Tensor and have.shape == (3, 4)
+    torch.testing.assert_close(have, want)
+    have.square().sum().backward()
+    want.square().sum().backward()
+    torch.testing.assert_close(xs[0].grad, xs[1].grad)
+    for name, p in theirs.named_parameters():
+        torch.testing.assert_close(whole(model.get_parameter(name).grad), whole(p.grad))
+    torch.testing.assert_close(model(x[:2]), theirs(x[:2]))  # another size
+
+
+def results_as_dtensors() -> None:
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel(output_layouts=Shard(1), use_local_output=False)}
+
+    def net() -> Any:
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    out = styled(plan, net)(x)
+    assert isinstance(out, DTensor) and out.placements == (Shard(1),)
+    torch.testing.assert_close(out.full_tensor(), made(net)(x))
+
+
+def prepared_modules() -> None:
+    """PrepareModuleInput, Output and InputOutput, with keywords, on a module that computes on what it is given."""
+
+    class Mixer(nn.Module):
+        def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            return x * 2 if bias is None else x * 2 + bias
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.mixer, self.other, self.last = nn.Linear(4, 4), Mixer(), Mixer(), Mixer()
+
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            return self.last(self.other(self.mixer(self.first(x), bias=bias)))
+
+    plan = {
+        "first": ColwiseParallel(output_layouts=Replicate()),
+        "mixer": PrepareModuleInput(
+            input_layouts=(Replicate(),),
+            desired_input_layouts=(Shard(0),),
+            input_kwarg_layouts={"bias": Replicate()},
+            desired_input_kwarg_layouts={"bias": Shard(0)},
+        ),
+        "other": PrepareModuleInputOutput(
+            input_layouts=(Shard(0),),
+            desired_input_layouts=(Replicate(),),
+            output_layouts=(Replicate(),),
+            desired_output_layouts=(Shard(1),),
+        ),
+        "last": PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()),
+    }
+    x, bias = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(styled(plan, Net)(x, bias), made(Net)(x, bias))
+
+
+class ColumnsThenRows(ParallelStyle):
+    """A user's style: one parameter by hand, inputs and outputs by DTensor's calls."""
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        def partition(name: str, part: nn.Module, device_mesh: Any) -> None:
+            part.register_parameter("weight", nn.Parameter(distribute_tensor(part.weight, device_mesh, [Shard(0)])))
+
+        def enter(part: nn.Module, inputs: Any, device_mesh: Any) -> Any:
+            return DTensor.from_local(inputs[0], device_mesh, [Replicate()])
+
+        def leave(part: nn.Module, outputs: Any, device_mesh: Any) -> Any:
+            return outputs.redistribute(placements=[Shard(0)]).to_local()
+
+        return distribute_module(module, device_mesh, partition, enter, leave)
+
+
+def own_styles() -> None:
+    def net() -> Any:
+        return nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 4))
+
+    model = styled({"0": ColumnsThenRows()}, net)
+    assert model[0].weight.placements == (Shard(0),)
+    x = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(model(x), made(net)(x))
+    specs = model.forward.programs[0].plan.specs
+    assert any("placed" in name and str(spec.outputs[0]) == "S(0)" for name, spec in specs.items()), list(specs)
+
+
+def no_plan_is_auto() -> None:
+    for plan in (None, "auto", {"tp": "auto"}):
+        model, reference = styled(plan), made()
+        torch.testing.assert_close(train(model, tokens()), train(reference, tokens()))
+    model = styled(None, example_args=(tokens(),))
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+
+
+def part_of_a_mesh() -> None:
+    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    reference = made()
+    want = train(reference, tokens())
+    part = fxshard.parallelize_module(made(), both["tp"], LINEAR, compiler="eager")
+    torch.testing.assert_close(train(part, tokens()), want)
+    every = fxshard.parallelize_module(made(), both, {"dp": "auto", "tp": LINEAR}, compiler="eager")
+    torch.testing.assert_close(train(every, tokens()), want)
+    assert every.layers[0].up.weight.placements[1] == Shard(0) and every.norm.weight.device_mesh == both
+    equal(every, reference)
+
+
+class Ambient(nn.Module):
+    """Shards a part of itself within its definition, under the ambient mesh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+        self.last = nn.Linear(4, 4)
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        self.net = fxshard.parallelize_module(self.net, None, plan, compiler="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.net(x))
+
+
+def inside_a_model() -> None:
+    """Called as it is, the part is parallelized alone; a program of the whole model takes its place."""
+    x = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    with mesh():
+        alone, all_of_it = made(Ambient), made(Ambient)
+    want = nn.Sequential(*(m for m in (nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4), nn.Linear(4, 4)))).double()
+    values = [whole(p).detach() for p in alone.parameters()]
+    for parameter, value in zip(want.parameters(), values, strict=True):
+        parameter.data.copy_(value)
+    torch.testing.assert_close(alone(x), want(x))
+    assert not isinstance(alone.last.weight, DTensor)
+    fxshard.parallelize_module(all_of_it, mesh(), compiler="eager")
+    torch.testing.assert_close(all_of_it(x), want(x))
+    assert isinstance(all_of_it.last.weight, DTensor)
+
+
+def a_copy_before_the_first_call() -> None:
+    model = styled(LINEAR)
+    other, reference = copy.deepcopy(model), made()
+    torch.testing.assert_close(train(other, tokens()), train(reference, tokens()))
+    torch.testing.assert_close(model(tokens()), made()(tokens()))
+
+
+def warned_and_refused() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        styled({"layers.*.gate": ColwiseParallel()})
+    assert any("could not be resolved" in str(w.message) for w in said)
+    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    with pytest.raises(fxshard.FxshardError, match=r"styles are for one axis, and the mesh has dp, tp(.|\n)*'tp'"):
+        fxshard.parallelize_module(made(), both, LINEAR)
+    with pytest.raises(fxshard.FxshardError, match="is not a module's name and a ParallelStyle"):
+        styled({"layers.*.up": "colwise"})
+
+    part = mesh()
+
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return DTensor.from_local(x.sin(), part, [Shard(0)]).full_tensor()
+
+    with pytest.raises(fxshard.FxshardError, match=r"from_local takes a plain value as this rank's shard(.|\n)*test_styles.py"):
+        styled(None, Sum)(torch.ones(4, 4))
+
+
+found, test_two_ranks = two_ranks(
+    megatron,
+    sequence_parallel,
+    shards_of_arguments,
+    results_as_dtensors,
+    prepared_modules,
+    own_styles,
+    no_plan_is_auto,
+    part_of_a_mesh,
+    inside_a_model,
+    a_copy_before_the_first_call,
+    warned_and_refused,
+)
