@@ -1,7 +1,7 @@
 """The layouts that a model itself names, by its calls of DTensor's API (see ``functions.dtensor_calls``): read from the traced graph.
 
-To the model, a value is a DTensor from ``from_local`` (``redistribute``, ``distribute_tensor``) up to ``to_local``. The caller gets what the
-model returns in the same form: a DTensor, or the shard of one.
+To the model, a value is a DTensor from ``from_local`` (``redistribute``, ``distribute_tensor``) up to ``to_local``. The caller gets what
+the model returns in the same form: a DTensor, or the shard of one.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class Runner:
     ``names``: those of the leaves (``args[0]``). Parameters and buffers that are not among them are read from ``model``.
     ``distributed``: for each output whether it is a DTensor; by default all are if an argument is one, else those whose layout the user
     requested (``requested_outputs``) and those in objects, unless replicated. ``local``: outputs of which the caller gets the rank's
-    shard, a plain tensor. ``finish``: by default restores the structure of the
-    model's outputs. ``first_check`` runs before the first call, ``later_check`` before all others. ``here``: whether in every call all
-    leaves are on the program's device. Seeds of random operators are compared now and then, waiting up to ``timeout`` seconds.
+    shard, a plain tensor. ``finish``: by default restores the structure of the model's outputs. ``first_check`` runs before the first call,
+    ``later_check`` before all others. ``here``: whether in every call all leaves are on the program's device. Seeds of random operators
+    are compared now and then, waiting up to ``timeout`` seconds.
     """
 
     compiled: CompiledProgram
