@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fxshard.mesh.mesh import Mesh
     from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
     from fxshard.plans.constraints import Communication, Equal, Forbid, Pin
+    from fxshard.plans.parallel import ContextParallel, DataParallel, ExpertParallel, FullyShard, HybridShard, TensorParallel
     from fxshard.plans.plan_data import OpSpec
     from fxshard.plans.sharding_plan import ShardingPlan
     from fxshard.program.sharded_program import ShardedProgram
@@ -46,6 +47,12 @@ _HOME = {
     "Equal": "fxshard.plans.constraints",
     "Forbid": "fxshard.plans.constraints",
     "Pin": "fxshard.plans.constraints",
+    "ContextParallel": "fxshard.plans.parallel",
+    "DataParallel": "fxshard.plans.parallel",
+    "ExpertParallel": "fxshard.plans.parallel",
+    "FullyShard": "fxshard.plans.parallel",
+    "HybridShard": "fxshard.plans.parallel",
+    "TensorParallel": "fxshard.plans.parallel",
     "Optimizer": "fxshard.cost.optimizer_state",
     "FxshardError": "fxshard.errors",
     "Layout": "fxshard.layout.layouts",
@@ -67,10 +74,15 @@ _MODULES = ("testing", "inspect", "errors")
 
 __all__ = [
     "Communication",
+    "ContextParallel",
+    "DataParallel",
     "Equal",
+    "ExpertParallel",
     "Forbid",
+    "FullyShard",
     "FxshardError",
     "Hardware",
+    "HybridShard",
     "Layout",
     "Link",
     "Mesh",
@@ -80,6 +92,7 @@ __all__ = [
     "Pin",
     "ShardedProgram",
     "ShardingPlan",
+    "TensorParallel",
     "clip_grad_norm_",
     "diff",
     "export",

@@ -25,6 +25,7 @@ from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mix
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.comparison import Comparison, compare
 from fxshard.plans.constraints import Constraint, check_constraints
+from fxshard.plans.parallel import read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import local_batch
@@ -57,6 +58,7 @@ def plan(
     mixed_precision: MixedPrecision | None = None,
     dynamic_shapes: Any = None,
     example_sizes: Any = None,
+    parallel: Any = None,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -90,6 +92,8 @@ def plan(
             (docs/dynamic-shapes.md).
         example_sizes: sizes of the dynamic dims over which the objective is averaged, in place of the example's: tuples in the order of
             the dims or mappings by name, ``[(8, 2048), (64, 1)]``, or pairs of sizes and a weight, ``[((8, 2048), 3), ((64, 1), 1)]``.
+        parallel: one-word plans by axis, ``{"dp": FullyShard(), "tp": "auto"}`` (fxshard.plans.parallel, docs/parallel-styles.md). They say
+            a few layouts; pins and layouts given for the same tensor and axis count instead, and the solver chooses the rest.
 
     The plan keeps what it was made from, so that ``plan.explain(name)`` can say what other layouts would cost. Copies of it and plans read
     from files cannot.
@@ -118,6 +122,7 @@ def plan(
         mixed_precision=check_mixed_precision(mixed_precision),
         dynamic=dims,
         sampled=weighted_sizes(example_sizes, dims),
+        parallel=read_parallel(parallel, as_mesh(mesh)),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None

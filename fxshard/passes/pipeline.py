@@ -33,6 +33,7 @@ from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passe
 from fxshard.passes.trace import trace
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
 from fxshard.plans.constraints import OBJECTIVES
+from fxshard.plans.parallel import AxisPlan
 from fxshard.plans.plan_data import by_cause
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -71,6 +72,7 @@ class Request:
     dynamic: tuple[DynamicDim, ...] = ()
     sampled: tuple[WeightedSizes, ...] = ()
     written: frozenset[Attribute] = frozenset()
+    parallel: Mapping[str, AxisPlan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
         memory_limit=r.memory_limit,
         constraints=r.constraints,
         optimizer=r.optimizer,
+        parallel=r.parallel,
     )
     if found.communication and r.sampled:
         what = f"{found.communication[0]} counts bytes at one size, and example_sizes names {len(r.sampled)}"

@@ -19,7 +19,9 @@ from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, ou
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
+from fxshard.passes.planning.parallel_axes import said_by_words
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
+from fxshard.plans.parallel import Parallel
 from fxshard.plans.plan_data import OpSpec, again
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.sizes import read_size
@@ -76,6 +78,7 @@ def constraints_of(
     memory_limit: float | str | None = None,
     constraints: Sequence[Constraint] | None = None,
     optimizer: Any = None,
+    parallel: Parallel | None = None,
 ) -> Constraints:
     """Reads the user's constraints; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     reader = _Reader(graph, mesh)
@@ -94,6 +97,7 @@ def constraints_of(
             reader.read_pin(_UserText(name, f"pins[{name!r}]"), layout)
     for one in check_constraints(constraints):
         reader.read(one)
+    reader.read_words(parallel or {})
     limit = None if memory_limit is None else int(read_size(memory_limit, "memory_limit"))
     kept = Optimizer.of(optimizer)
     redone = frozenset(pins.recomputed) if isinstance(pins, ShardingPlan) else frozenset()
@@ -150,6 +154,16 @@ class _Reader:
         for name, layout, source in (*wanted, *own):
             place = Place(returned[ends[name]].name, 0, ends[name])
             self._add_layout(place, layout, f"output {name}", _UserText(name, f"{source}[{name}]"))
+
+    def read_words(self, parallel: Parallel) -> None:
+        """Adds what one-word plans say where nothing else is said of the same tensor and axis."""
+        before = dict(self.values)
+        for said in said_by_words(self.graph, parallel):
+            axis = self.mesh.axis(said.axis)
+            if not any(c.pattern[axis] is not None and not c.forbidden for c in before.get(said.node, ())):
+                place = Place(said.node)
+                found = pattern({said.axis: said.placement}, self.mesh, self._dims(place), said.node)
+                self.add(place, Condition(found, f"{said.text} for {self.names.spelled(place)}", 0, said.forbidden))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from fxshard.errors import closest
 from fxshard.graph.planning_graph import PlanningGraph
-from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
 from fxshard.passes.planning.names import Names, by_end
@@ -20,7 +19,7 @@ from fxshard.shapes import WeightedSizes
 
 log = logging.getLogger("fxshard")
 
-Layouts = Mapping[str, Layout]
+Layouts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

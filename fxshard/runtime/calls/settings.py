@@ -25,12 +25,14 @@ class Settings(Options):
     ``mixed_precision``: dtypes to compute and to reduce in, besides those of the parameters. ``planner``: makes the plans.
     ``src_data_rank``: the global number of the rank whose weights and buffers count: it sends the others their shards; "same": each rank
     shards its own values, after comparing samples of them; None: likewise, without the comparison.
+    ``parallel``: one-word plans by axis, as in ``fxshard.plan``.
     ``dynamic``, ``dynamic_shapes``: which dims may change (docs/dynamic-shapes.md).
     """
 
     mixed_precision: MixedPrecision | None = None
     planner: Planner = plan_graph
     src_data_rank: int | Literal["same"] | None = "same"
+    parallel: Any = None
     dynamic: bool | None = None
     dynamic_shapes: Any = None
 

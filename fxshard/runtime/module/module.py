@@ -52,13 +52,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
     trace_with_static_fallback,
 )
 from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, other_calls_text, shapes_text
-from fxshard.runtime.calls.options import (
-    check_device_mesh,
-    check_plan,
-    check_source,
-    check_unused,
-    read_options,
-)
+from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, read_options
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.compile.compile import compile_program
@@ -106,10 +100,10 @@ def parallelize(
         plan: a plan for these arguments; if None, one rank makes it for all.
         train: whether the first program is for training; by default as the plan, or True. Other programs are made on demand.
         options: how to plan, ``hardware``, ``input_layouts``, ``output_layouts`` (a mapping from a name or a glob, ``"*.keys"``, to a
-            layout makes that output a DTensor), ``pins``, ``memory_limit``, ``objective``, ``time_limit``, ``constraints``, ``optimizer``,
-            ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``, ``timeout``, ``debug``, ``dump``,
-            ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. The classes ``Options`` and ``Settings`` in
-            fxshard/runtime/calls say what each means.
+            layout makes that output a DTensor), ``pins``, ``parallel``, ``memory_limit``, ``objective``, ``time_limit``, ``constraints``,
+            ``optimizer``, ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``, ``timeout``,
+            ``debug``, ``dump``, ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. The classes ``Options`` and
+            ``Settings`` in fxshard/runtime/calls say what each means.
 
     Raises:
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
@@ -137,7 +131,7 @@ def shard_module(
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
-        decided = ("pins", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints", "example_sizes")
+        decided = ("pins", "parallel", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints", "example_sizes")
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):

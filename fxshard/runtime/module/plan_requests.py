@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from fxshard.graph.objects import is_length, leaves_in_objects, outputs_in_objects
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
+from fxshard.plans.parallel import Parallel, of_inputs, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
@@ -40,8 +42,17 @@ class PlanRequests:
         By default inputs keep their layouts: plain tensors are replicated.
         """
         builder = self._builder(graph, first)
-        inputs = {i.name: layout_of(x, self.mesh) for i in graph.inputs_of("input") if not is_length(x := leaves[i.name])}
-        return builder.request(inputs, self._outputs(graph, leaves), self._pins(builder, first), sampled)
+        given = {i.name: x for i in graph.inputs_of("input") if not is_length(x := leaves[i.name])}
+        said = of_inputs(self.parallel, {name: tuple(x.shape) for name, x in given.items()})
+        inputs: dict[str, Any] = {name: layout_of(x, self.mesh) for name, x in given.items()}
+        whole = dict.fromkeys(self.mesh.axis_names, Replicate())
+        inputs.update({name: {**whole, **said[name]} for name, x in given.items() if said[name] and not isinstance(x, DTensor)})
+        request = builder.request(inputs, self._outputs(graph, leaves), self._pins(builder, first), sampled)
+        return replace(request, parallel=self.parallel)
+
+    @cached_property
+    def parallel(self) -> Parallel:
+        return read_parallel(self.settings.parallel, self.mesh)
 
     def requested_outputs(self, graph: PlanningGraph, first: bool) -> frozenset[str]:
         """The names of the outputs whose layouts the user requested by name."""

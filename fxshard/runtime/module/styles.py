@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +18,7 @@ from fxshard._torch_compat.groups import active_mesh
 from fxshard.errors import OptionError, a_kind
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.trace import check_call
+from fxshard.plans.parallel import AUTO, WORDS, read_parallel
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.module.module import shard_module
@@ -26,7 +27,6 @@ from fxshard.runtime.module.refusals import COMPILED
 from fxshard.runtime.module.waiting import WaitingForward, dissolve
 from fxshard.runtime.rank_graph.bind import mesh_device
 
-AUTO = "auto"
 Styles: TypeAlias = "ParallelStyle | Mapping[str, ParallelStyle]"
 
 
@@ -50,8 +50,8 @@ def parallelize_module(
     Args:
         device_mesh: by default that of ``with device_mesh:``. A part of a mesh (``mesh["tp"]``) will do.
         parallelize_plan: styles by module name (``{"layers.*.attn.w[qkv]": ColwiseParallel()}``, wildcards as in torch), or one style for
-            ``module`` itself; with several axes, what each is for, by its name: ``{"dp": "auto", "tp": {"up": ColwiseParallel(), ...}}``.
-            "auto", or no plan, leaves the choice to the solver.
+            ``module`` itself; with several axes, what each is for, by its name: ``{"dp": FullyShard(), "tp": {"up": ColwiseParallel()}}``,
+            where a one-word plan (``fxshard.plans.parallel``) may stand for styles. "auto", or no plan, leaves the choice to the solver.
         src_data_rank: as in torch, the rank within each axis whose weights count; None: each rank shards its own.
         options: those of ``parallelize``.
 
@@ -65,11 +65,13 @@ def parallelize_module(
         raise OptionError("parallelize_module has no mesh", remedy="pass device_mesh, or call it within `with device_mesh:`")
     check_device_mesh(mesh)
     check_gradient_hooks(module)
-    for axis, styles in styles_by_axis(parallelize_plan, mesh).items():
+    by_axis, words = split_plan(parallelize_plan, mesh)
+    settings = read_options(Settings, {"parallel": words or None, **options}, "parallelize_module")
+    for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
         parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)
     source = src_data_rank if src_data_rank is None else int(mesh.mesh[(src_data_rank,) * mesh.ndim])
-    settings = read_options(Settings, {"src_data_rank": source, **options}, "parallelize_module")
+    settings = replace(settings, src_data_rank=source)
     free += distribute_others(module, mesh, source)
     if example_args is not None:
         return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
@@ -87,24 +89,27 @@ def distribute_others(module: nn.Module, device_mesh: DeviceMesh, source: int | 
     return list({id(p): p for name, p in module.named_parameters() if name not in layouts}.values())
 
 
-def styles_by_axis(plan: Any, mesh: DeviceMesh) -> dict[str, Styles]:
-    """The styles for each axis that has some. Raises OptionError for anything else."""
+def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any, Any]]:
+    """(the styles of each axis that has some, the one-word plans of others). Raises OptionError for anything else."""
     names = as_mesh(mesh).axis_names
     if plan is None or plan == AUTO:
-        return {}
-    if isinstance(plan, Mapping) and plan and set(plan) <= set(names):
-        return {axis: _checked(one, axis) for axis, one in plan.items() if one != AUTO and one is not None}
+        return {}, {}
+    if isinstance(plan, WORDS):
+        return {}, read_parallel(plan, as_mesh(mesh))
+    if isinstance(plan, Mapping) and plan and all(set(key if isinstance(key, tuple) else (key,)) <= set(names) for key in plan):
+        words = {axis: one for axis, one in plan.items() if one is None or one == AUTO or isinstance(one, WORDS)}
+        return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
     styles = _checked(plan, None)
     if len(names) > 1:
         what = f"styles are for one axis, and the mesh has {', '.join(names)}"
         remedy = f"name the axis, parallelize_plan={{{names[-1]!r}: {{...}}}}, or pass a part of the mesh: mesh[{names[-1]!r}]"
         raise OptionError(what, where="parallelize_plan", remedy=remedy)
-    return {names[0]: styles}
+    return {names[0]: styles}, {}
 
 
 def _checked(styles: Any, axis: str | None) -> Styles:
     where = "parallelize_plan" if axis is None else f"parallelize_plan[{axis!r}]"
-    remedy = 'give {"layers.*.up": ColwiseParallel()}, one ParallelStyle, or "auto"'
+    remedy = 'give {"layers.*.up": ColwiseParallel()}, one ParallelStyle, a word such as FullyShard(), or "auto"'
     if isinstance(styles, ParallelStyle):
         return styles
     if not isinstance(styles, Mapping):

@@ -272,6 +272,24 @@ def part_of_a_mesh() -> None:
     equal(every, reference)
 
 
+def words() -> None:
+    """One-word plans, beside styles too: plain arguments are whole, each rank takes its rows of them."""
+    reference = made()
+    want = train(reference, tokens())
+    model = styled(fxshard.FullyShard())
+    torch.testing.assert_close(train(model, tokens()), want)
+    equal(model, reference)
+    (program,) = model.forward.programs
+    assert model.layers[0].up.weight.placements == (Shard(0),)
+    assert {str(layout) for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "input"} == {"S(0)"}
+    both = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    mixed = fxshard.parallelize_module(made(), both, {"dp": fxshard.FullyShard(), "tp": LINEAR}, compiler="eager")
+    torch.testing.assert_close(train(mixed, tokens()), want)
+    given = fxshard.parallelize(made(), (tokens(),), mesh(), parallel=fxshard.DataParallel(), compiler="eager")
+    torch.testing.assert_close(train(given, tokens()), want)
+    assert given.layers[0].up.weight.placements == (Replicate(),)
+
+
 class Ambient(nn.Module):
     """Shards a part of itself within its definition, under the ambient mesh."""
 
@@ -339,6 +357,7 @@ found, test_two_ranks = two_ranks(
     own_styles,
     no_plan_is_auto,
     part_of_a_mesh,
+    words,
     inside_a_model,
     a_copy_before_the_first_call,
     warned_and_refused,

@@ -1,0 +1,50 @@
+"""What one-word plans (``fxshard.plans.parallel``) say about the values of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.graph.planning_graph import PlanningGraph, example_shape
+from fxshard.plans.parallel import Parallel, of_inputs, of_results
+
+
+@dataclass(frozen=True)
+class Said:
+    """A node's value has ``placement`` on ``axis``, or does not if ``forbidden``; ``text``: the user's word, for errors."""
+
+    node: str
+    axis: str
+    placement: Placement
+    text: str
+    forbidden: bool = False
+
+
+def said_by_words(graph: PlanningGraph, parallel: Parallel) -> Iterator[Said]:
+    """All that ``parallel`` says about the inputs, the parameters and the results of modules."""
+    if not parallel:
+        return
+    texts = {axis: f"parallel={{{axis!r}: {plan}}}" for axis, plan in parallel.items()}
+    shapes = {end.name: example_shape(graph.by_name[end.node].meta["val"].shape) for end in graph.inputs}
+    batches = {end.name: shapes[end.name] for end in graph.inputs_of("input")}
+    nodes = {end.name: end.node for end in graph.inputs}
+    for name, placements in of_inputs(parallel, batches).items():
+        yield from (Said(nodes[name], axis, placement, texts[axis]) for axis, placement in placements.items())
+    for end in graph.inputs_of("parameter"):
+        for axis, plan in parallel.items():
+            placement = plan.parameter(end.name, shapes[end.name])
+            if placement is not None:
+                yield Said(end.node, axis, placement, texts[axis])
+            if plan.is_never_whole(end.name, shapes[end.name]):
+                yield Said(end.node, axis, Replicate(), texts[axis], forbidden=True)
+    yield from _results(graph, parallel, texts, next((shape for shape in batches.values() if shape), ()), set(nodes.values()))
+
+
+def _results(graph: PlanningGraph, parallel: Parallel, texts: dict[str, str], first: tuple[int, ...], inputs: set[str]) -> Iterator[Said]:
+    values = {node: None for calls in graph.returned.values() for call in calls for node in call if node is not None and node not in inputs}
+    for node in values:
+        for axis, placement in of_results(parallel, example_shape(graph.by_name[node].meta["val"].shape), first):
+            yield Said(node, axis, placement, texts[axis])

@@ -1,0 +1,142 @@
+"""One-word plans: the layouts that each word says, the collectives of its paper, the numbers of one device, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxshard
+from examples.llama import Llama
+from fxshard import ContextParallel, DataParallel, ExpertParallel, FullyShard, HybridShard, TensorParallel
+from fxshard.errors import FxshardError
+
+PLANS: dict[str, tuple[dict[str, int], Any]] = {
+    "ddp": ({"dp": 4}, DataParallel()),
+    "fsdp": ({"dp": 4}, {"dp": FullyShard()}),
+    "hsdp": ({"dp_replicate": 2, "dp_shard": 2}, {("dp_replicate", "dp_shard"): HybridShard()}),
+    "tp": ({"tp": 2}, TensorParallel()),
+    "cp": ({"cp": 2}, ContextParallel()),
+    "fsdp x tp": ({"dp_shard": 2, "tp": 2}, {"dp_shard": FullyShard(), "tp": TensorParallel()}),
+    "fsdp x cp": ({"dp_shard": 2, "cp": 2}, {"dp_shard": FullyShard(), "cp": ContextParallel()}),
+    "fsdp x auto": ({"dp": 2, "tp": 2}, {"dp": FullyShard(), "tp": "auto"}),
+}
+
+
+def llama() -> tuple[Any, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 256, (8, 12), generator=torch.Generator().manual_seed(1))
+    return Llama.small().double(), (tokens, tokens)
+
+
+def planned(axes: dict[str, int], parallel: Any, **options: Any) -> Any:
+    model, args = llama()
+    return fxshard.plan(model, args, fxshard.Mesh(axes), parallel=parallel, cache=False, **options)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_numbers_are_those_of_one_device(name: str) -> None:
+    axes, parallel = PLANS[name]
+    model, args = llama()
+    single = copy.deepcopy(model)
+    result = fxshard.simulate(model, args, planned(axes, parallel))
+    loss = single(*args)
+    loss.backward()
+    torch.testing.assert_close(result.outputs, loss.detach(), rtol=1e-9, atol=1e-9)
+    noise = 1e-6 * float(torch.stack([p.grad.norm() for p in single.parameters() if p.grad is not None]).norm())
+    for parameter, value in single.named_parameters():
+        assert value.grad is not None
+        error = float((result.grads[parameter] - value.grad).norm())
+        assert error <= 1e-9 * max(float(value.grad.norm()), noise), parameter
+
+
+def matrices(plan: Any) -> list[str]:
+    model, _ = llama()
+    nodes = [name.replace(".", "_") for name, p in model.named_parameters() if p.dim() == 2]
+    return [str(plan.specs[node].outputs[0]) for node in nodes]
+
+
+def kinds(plan: Any, axis: str) -> Counter[str]:
+    return Counter(c.kind for c in plan.collectives if c.axis == axis)
+
+
+def test_fully_sharded_parameters_are_gathered_and_their_gradients_scattered() -> None:
+    plan = planned(*PLANS["fsdp"])
+    assert set(matrices(plan)) == {"S(0)"} and str(plan.specs["args_0"].outputs[0]) == "S(0)"
+    found = kinds(plan, "dp")
+    blocks = [n for n, _ in llama()[0].named_parameters() if n.startswith("layers")]
+    assert found["all_gather"] >= len(blocks) and found["reduce_scatter"] >= len(blocks), found
+
+
+def test_data_parallelism_reduces_each_gradient_and_gathers_no_weight() -> None:
+    plan = planned(*PLANS["ddp"])
+    assert set(matrices(plan)) == {"R"}
+    count = sum(n.startswith("layers") for n, _ in llama()[0].named_parameters())
+    assert kinds(plan, "dp")["all_reduce"] >= count and kinds(plan, "dp")["reduce_scatter"] == 0
+
+
+def test_hybrid_sharding_reduces_over_replicas_what_it_scattered_over_shards() -> None:
+    plan = planned(*PLANS["hsdp"])
+    assert set(matrices(plan)) == {"RS(0)"} and str(plan.specs["args_0"].outputs[0]) == "S(0)S(0)"
+    assert kinds(plan, "dp_shard")["reduce_scatter"] and kinds(plan, "dp_replicate")["all_reduce"]
+
+
+def test_tensor_parallelism_leaves_no_matrix_whole() -> None:
+    plan = planned(*PLANS["tp"])
+    assert "R" not in matrices(plan) and str(plan.specs["args_0"].outputs[0]) == "R"
+
+
+def test_context_parallelism_shards_the_sequence() -> None:
+    plan = planned(*PLANS["cp"])
+    assert set(matrices(plan)) == {"R"} and str(plan.specs["args_0"].outputs[0]) == "S(1)"
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ParameterDict({"up": nn.Parameter(torch.randn(4, 8, 16)), "down": nn.Parameter(torch.randn(4, 16, 8))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x).softmax(-1)
+        hidden = torch.einsum("td,edf->etf", x, self.experts["up"]).relu()
+        return torch.einsum("etf,efd,te->td", hidden, self.experts["down"], weights)
+
+
+def test_expert_parallelism_shards_the_experts() -> None:
+    model, x = Experts(), torch.randn(8, 8)
+    plan = fxshard.plan(model, (x,), fxshard.Mesh({"ep": 4}), parallel={"ep": ExpertParallel()}, cache=False)
+    layouts = {name: str(plan.specs[name].outputs[0]) for name in ("experts_up", "experts_down", "gate_weight", "args_0")}
+    assert layouts == {"experts_up": "S(0)", "experts_down": "S(0)", "gate_weight": "R", "args_0": "S(0)"}
+    result = fxshard.simulate(model, (x,), plan)
+    torch.testing.assert_close(result.outputs, model(x).detach())
+
+
+def test_what_is_pinned_counts_instead() -> None:
+    plan = planned({"dp": 2}, FullyShard(), pins={"output.weight": "R", "layers.0.attention.wq.weight": "S(1)"}, input_layouts="R")
+    found = {name: str(plan.specs[name].outputs[0]) for name in ("output_weight", "layers_0_attention_wq_weight", "args_0", "norm_weight")}
+    assert found == {"output_weight": "R", "layers_0_attention_wq_weight": "S(1)", "args_0": "R", "norm_weight": "S(0)"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "parallel", "what"),
+    [
+        ({"dp": 2, "tp": 2}, FullyShard(), "does not say for which axis, and the mesh has dp, tp"),
+        ({"dp": 2}, {"dpp": FullyShard()}, "no axis 'dpp'.*dp"),
+        ({"dp": 2}, {"dp": "fsdp"}, "'fsdp', given for 'dp'"),
+        ({"dp": 2}, {"dp": HybridShard()}, "HybridShard is for two axes"),
+    ],
+)
+def test_refused(axes: dict[str, int], parallel: Any, what: str) -> None:
+    with pytest.raises(FxshardError, match=what):
+        planned(axes, parallel)
+
+
+def test_a_contradiction_names_the_word() -> None:
+    forbidden = [fxshard.Forbid("output.weight", "S(0)")]
+    with pytest.raises(FxshardError, match=r"parallel=\{'dp': FullyShard\(dim=0\)\} for output.weight"):
+        planned({"dp": 2}, FullyShard(), constraints=forbidden)
