@@ -1,4 +1,4 @@
-"""The largest sizes at which a limit is to hold: as given, as the trace serves them."""
+"""The largest sizes, at which a memory limit must hold, from the maxima, the example sizes, the unit and the guards."""
 
 from __future__ import annotations
 
