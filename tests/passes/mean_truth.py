@@ -1,6 +1,6 @@
-"""The least mean of any plan over several sizes, by enumeration: each choice is priced at each size by itself and averaged here.
+"""The lowest mean cost of any plan over several sizes, by enumeration: each choice is priced at each size and averaged here.
 
-A redistribution takes the way that costs least in the mean, found by Dijkstra's algorithm over single steps.
+A redistribution takes the path with the lowest mean cost, found by Dijkstra's algorithm over single steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def graph_at(graph: PlanningGraph, sizes: Sizes) -> PlanningGraph:
 
 @cache
 def least_way(have: Layout, want: Layout, shapes: tuple[tuple[int, ...], ...], weights: tuple[float, ...], rest: tuple) -> tuple[Step, ...]:
-    """The steps that cost least in the mean, on any way."""
+    """The steps with the lowest mean cost, of all paths."""
     itemsize, mesh, price = rest
     graph = _graph(len(shapes[0]), mesh.ndim, ("sum",))
     ways = nx.DiGraph()
@@ -51,7 +51,7 @@ def least_way(have: Layout, want: Layout, shapes: tuple[tuple[int, ...], ...], w
 
 @dataclass
 class MeanEnumeration(Enumeration):
-    """``at``: (weight, sizes); ``annotated``: of the graph at its example, with the specs that are legal at all of them."""
+    """``at``: (weight, sizes) pairs; ``annotated``: the graph at its traced sizes, with the specs that are legal at all of them."""
 
     at: Sequence[tuple[float, Sizes]] = ()
     samples: list[tuple[float, Annotated]] = field(init=False)

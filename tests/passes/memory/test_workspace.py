@@ -1,4 +1,4 @@
-"""What steps and nodes are said to take for a moment is what they take when they run, storage by storage."""
+"""The predicted workspace of redistributions is what they allocate when they run, counted by storages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUES = {
 
 
 def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
-    """(bytes alive at most while a path is emitted and run on the first rank, whose value stays, those of the result's storage)."""
+    """(peak bytes while the path runs on the first rank, whose input stays alive; bytes of the result's storage)."""
     local = LocalGraph(mesh, (0,) * mesh.ndim)
     shape = tuple(value.shape)
     shard = ceil_shape(shape, path[0][0], mesh.shape)
@@ -60,7 +60,7 @@ def of_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", VALUES)
 def test_redistributions(name: str, mesh: Mesh) -> None:
-    """On random pairs of layouts: at most what is said, and that where a path has one step and what is given no gaps."""
+    """For random pairs of layouts the prediction is an upper bound. It is exact if the path has one step and the input no gaps."""
     value, draw = VALUES[name], random.Random(name)
     ops = ("sum", "avg", "max") if value.is_floating_point() else ()
     layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))
@@ -71,7 +71,7 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
         assert (said, behind) == tuple(found[0, 1] for found in workspace.of_moves(value, paths, [have, want]))
         ends = of_ends(value, have, want, mesh)
         most, result = ran(value, path, mesh)
-        most = max(most, sum(ends) + behind)  # some steps give what they are given
+        most = max(most, sum(ends) + behind)  # some steps return their input
         exact = len(path) == 1 and (value.is_contiguous() or mesh in FEW)
         assert most <= said + sum(ends) + behind <= most + (0 if exact else sum(ends) + behind), f"{have} -> {want}"
         assert ends[1] + behind == result or not path, f"{have} -> {want}"
@@ -80,7 +80,7 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
 @pytest.mark.parametrize("mesh", (*MESHES[1:], Mesh({"a": 2, "b": 2, "c": 2})), ids=str)
 @pytest.mark.parametrize("name", VALUES)
 def test_steps_of_folded_paths(name: str, mesh: Mesh) -> None:
-    """Each step by itself takes exactly what is said; where what is given has gaps, at most that."""
+    """For a single step the prediction is exact; for an input with gaps it is an upper bound."""
     value = VALUES[name]
     ops = ("sum", "avg") if value.is_floating_point() else ()
     layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))

@@ -1,4 +1,4 @@
-"""The conditions under which a reshape or ``contiguous`` shares memory, beside torch's own answers."""
+"""The conditions under which a reshape or ``contiguous`` shares memory, compared with torch."""
 
 from __future__ import annotations
 
