@@ -1,4 +1,4 @@
-"""Layers that are alike are traced as four; the graph is node by node the one that tracing each of them gives."""
+"""Equal layers are traced as four. The graph equals, node by node, the one that tracing each layer gives."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Run = Callable[["Stack", Tensor], Any]
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, or as ``run`` says."""
+    """Blocks in a row, or called by ``run``."""
 
     def __init__(self, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def everything(graph: PlanningGraph) -> list[Any]:
-    """What a graph says, the modules that its nodes come from included."""
+    """All of a graph that is compared, including the modules of its nodes."""
     modules = [[[path for path, _ in (n.meta.get(stack) or {}).values()] for stack in STACKS] for n in graph.nodes]
     ends = graph.inputs, graph.outputs, graph.returned, graph.aliases, graph.unreduced
     family = graph.family
@@ -94,7 +94,7 @@ def everything(graph: PlanningGraph) -> list[Any]:
 
 
 def checked(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> PlanningGraph:
-    """The graph, after it was found to be the one that tracing each layer gives."""
+    """The graph, after a check that it equals the one that tracing each layer gives."""
     graph = trace(model, args, kwargs, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fxshard.passes.trace.repeats.repeated.candidates", lambda model: {})
@@ -139,13 +139,13 @@ def test_frozen_layers_have_no_gradients(frozen: int) -> None:
     checked(model, (real(4, 8).float(),))
 
 
-def test_what_all_layers_share_is_shared_still(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_shared_by_all_layers_stays_shared(caplog: pytest.LogCaptureFixture) -> None:
     shared = nn.Linear(8, 8)
     checked(Stack([Block(second=shared) for _ in range(LAYERS)]), (real(4, 8).float(),))
     assert rows(caplog) == "layers.0 to layers.6"
 
 
-def test_on_shards_it_computes_what_one_device_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_sharded_results_equal_one_device(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(LAYERS)]).double()
     x = real(4, 8)
     result = simulated(trace(model, (x,)), SQUARE, model, (x,))
@@ -164,7 +164,7 @@ def test_the_order_of_the_calls_counts(caplog: pytest.LogCaptureFixture) -> None
     assert rows(caplog) == "layers.6 to layers.0"
 
 
-# What is not alike, or is no row, is traced on its own.
+# Layers that are not equal, or are not called in a row, are traced one by one.
 
 
 def numbered(self: Stack, x: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def checkpointed(self: Stack, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("run", [numbered, all_kept, partly_without_gradients, regularised, tied, line_by_line, checkpointed])
-def test_what_stands_between_or_beside_the_calls(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_code_between_or_beside_the_calls(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(), run), (real(4, 8).float(),))
     assert not rows(caplog)
 
@@ -265,14 +265,14 @@ def growing(self: Stack, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("run", [counting, growing])
-def test_what_changes_between_the_calls_is_read_anew(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_value_that_changes_between_the_calls_is_read_each_time(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     holder = Holder()
     checked(Stack([Reading(holder) for _ in range(LAYERS)], run), (real(4, 8).float(),))
     assert not rows(caplog)
 
 
 class Sloped(Block):
-    """Computes with a tensor of its own that is no buffer; of its kind Dynamo's guards know what it looks like, not what is in it."""
+    """Computes with a tensor that is no buffer. Dynamo's guards check the shape and dtype of such a tensor, not its values."""
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
@@ -283,13 +283,13 @@ class Sloped(Block):
 
 
 @pytest.mark.parametrize("dynamic", [(), (DynamicDim("rows", (("args[0]", 0),), 4),)], ids=["one size", "any size"])
-def test_tensors_that_are_no_buffers_are_each_layers_own(dynamic: tuple[DynamicDim, ...], caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_with_tensors_that_are_no_buffers_are_not_equal(dynamic: tuple[DynamicDim, ...], caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(Sloped)), (real(4, 8).float(),), dynamic=dynamic)
     assert not rows(caplog)
     assert "is no parameter or buffer of the model" in caplog.text
 
 
-def test_an_index_that_the_forward_reads_is_found(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_whose_forward_reads_the_index_are_not_equal(caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(Scaled)), (real(4, 8).float(),))
     assert not rows(caplog)
     assert "layers.1 is traced separately although it looks like other layers: attributes that the forward reads are others" in caplog.text

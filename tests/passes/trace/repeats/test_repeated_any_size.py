@@ -1,4 +1,4 @@
-"""Layers that are alike are traced as four where sizes are symbols too: the same graph, guards and lines as tracing each of them."""
+"""Equal layers are traced as four with symbolic sizes too: the same graph, guards and lines as tracing each layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def dims(paths: Sequence[str], sizes: Sequence[int]) -> tuple[DynamicDim, ...]:
-    """A dim for each of the first sizes of all these tensors."""
+    """A dynamic dim for each of the first ``len(sizes)`` dims, shared by all these tensors."""
     return tuple(DynamicDim(f"d{k}", tuple((path, k) for path in paths), size) for k, size in enumerate(sizes))
 
 
@@ -53,7 +53,7 @@ def test_buffers_and_draws(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Sized(nn.Module):
-    """Takes a length, and computes with its input's sizes."""
+    """Takes a length and computes with the sizes of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,10 +93,10 @@ def with_other_lengths(self: Stack, x: Tensor) -> Tensor:
 def test_lengths_are_arguments(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([Sized() for _ in range(LAYERS)], with_length)
     checked_of_any_size(model, (real(4, 6, 8).float(),), ("args[0]",), (4, 6))
-    assert rows(caplog) == "layers.1 to layers.6"  # the first one is given a view
+    assert rows(caplog) == "layers.1 to layers.6"  # the input of the first layer is a view
 
 
-def test_layers_of_other_lengths_are_not_alike(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_of_different_lengths_are_not_equal(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([OverLength() for _ in range(5)], with_other_lengths)
     checked_of_any_size(model, (real(4, 16, 8).float(),), ("args[0]",), (4, 16))
     assert not rows(caplog)
@@ -104,20 +104,20 @@ def test_layers_of_other_lengths_are_not_alike(caplog: pytest.LogCaptureFixture)
 
 
 class Branching(Block):
-    """Takes one road for short inputs and notes a guard on the way; the last layer too."""
+    """Takes another branch for short inputs, so every layer makes a guard, the last one too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.shape[0] * 3 > 9 else x
 
 
-def test_branches_on_a_size_are_noted_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_branches_on_a_size_make_one_guard(caplog: pytest.LogCaptureFixture) -> None:
     graph = checked_of_any_size(Stack(blocks(Branching)), (real(5, 8).float(),), ("args[0]",), (5,))
     assert rows(caplog) == ALL
     assert graph.family is not None
     assert [g.where is not None and "test_repeated_any_size.py" in g.where for g in graph.family.guards].count(True) == 1
 
 
-def test_on_shards_it_computes_what_one_device_does_at_other_sizes(caplog: pytest.LogCaptureFixture) -> None:
+def test_sharded_results_equal_one_device_at_other_sizes(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(LAYERS)]).double()
     graph = trace(model, (real(4, 8),), dynamic=dims(("args[0]",), (4,)))
     assert rows(caplog) == ALL

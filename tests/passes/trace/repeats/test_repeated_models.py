@@ -1,4 +1,4 @@
-"""Hugging Face models, whose layers know their index: traced as four where the forward does not read it, the same graph either way."""
+"""Hugging Face models, whose layers know their index: traced as four if the forward does not read it, with the same graph either way."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_model_of_transformers(make: Callable[[], Case], train: bool, caplog: 
     assert rows(caplog) == ROWS[make]
 
 
-def test_a_scale_by_the_index_is_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_that_scale_by_their_index_are_traced_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fxshard")
     model, kwargs = gpt2(scale_attn_by_inverse_layer_idx=True)
     checked(model.eval(), (), kwargs, train=False)

@@ -1,4 +1,4 @@
-"""Tensors that a model writes out or keeps as plain attributes become calls in the graph; what cannot be is refused."""
+"""Tensor literals and plain tensor attributes of a model become calls in the graph, or are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WRITTEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("forward", WRITTEN.values(), ids=WRITTEN)
-def test_tensors_written_in_the_forward(forward: Callable[..., Any]) -> None:
+def test_tensor_literals_in_the_forward(forward: Callable[..., Any]) -> None:
     graph, _ = check_eager(Function(forward), X)
     assert kept_free(graph)
 

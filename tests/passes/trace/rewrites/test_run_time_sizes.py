@@ -101,8 +101,8 @@ def test_a_plan_that_shards_it_is_refused() -> None:
         verify_plan(annotated, dataclasses.replace(plan, nodes=nodes))
 
 
-def test_the_true_cause_is_given(caplog: pytest.LogCaptureFixture) -> None:
-    """What a rule would help and what it would not are told apart, and each node has its own reason."""
+def test_each_replicated_node_has_its_own_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Nodes that need a rule are listed apart from those that no rule could shard."""
     model = Calls(lambda x: torch.special.airy_ai(x).sum() + x[x > 0].exp().sum())
     plan = fxshard.plan(model, (X,), MESH, train=False)
     reasons = dict(plan.fallbacks)

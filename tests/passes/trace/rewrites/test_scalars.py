@@ -1,4 +1,4 @@
-"""Numbers taken out of tensors: computed with they are tensors again, of the same dtype and value; read otherwise they stay numbers."""
+"""Numbers read from tensors: where a model computes with them they stay tensors, of equal dtype and value; elsewhere they are numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_other_numbers_stay(name: str) -> None:
     assert result.outputs[1].dtype == NUMBERS[name](None, real(3, 5))[1].dtype
 
 
-def test_a_product_of_whole_numbers_has_no_end() -> None:
+def test_a_product_of_integers_does_not_overflow() -> None:
     class Square(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             n = x.sum().item()
