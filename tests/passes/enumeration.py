@@ -14,7 +14,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import torch
-from passes.memory_truth import most_held
+from passes.memory_truth import peak_memory
 from passes.overlap_truth import Truth
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -116,7 +116,7 @@ class Enumeration:
     keep: Callable[[str, OpSpec], bool] = lambda name, spec: True
     keep_result: Callable[[int, Layout], bool] = lambda index, layout: True
     memory_limit: int | None = None
-    count: Callable[..., int] = most_held
+    count: Callable[..., int] = peak_memory
     alike: Sequence[Collection[str]] = ()
     """Groups of nodes and results (``outputs[0]``) that must have equal layouts."""
     at_most: Mapping[str, float] = field(default_factory=dict)

@@ -34,7 +34,9 @@ def graph_at(graph: PlanningGraph, sizes: Sizes) -> PlanningGraph:
 
 
 @cache
-def least_way(have: Layout, want: Layout, shapes: tuple[tuple[int, ...], ...], weights: tuple[float, ...], rest: tuple) -> tuple[Step, ...]:
+def cheapest_path(
+    have: Layout, want: Layout, shapes: tuple[tuple[int, ...], ...], weights: tuple[float, ...], rest: tuple
+) -> tuple[Step, ...]:
     """The steps with the lowest mean cost, of all paths."""
     itemsize, mesh, price = rest
     graph = _graph(len(shapes[0]), mesh.ndim, ("sum",))
@@ -79,7 +81,7 @@ class MeanEnumeration(Enumeration):
         there = [one.graph.by_name[operand.name] for _, one in self.samples]
         shapes, weights = tuple(tuple(v.meta["val"].shape) for v in there), tuple(weight for weight, _ in self.samples)
         itemsize, total = there[0].meta["val"].dtype.itemsize, 0.0
-        way = least_way(have, want, shapes, weights, (itemsize, mesh, self.price))
+        way = cheapest_path(have, want, shapes, weights, (itemsize, mesh, self.price))
         for weight, shape, value, truth in zip(weights, shapes, there, self.truths, strict=True):
             at, cost = have, 0.0
             for step in way:

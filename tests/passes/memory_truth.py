@@ -19,7 +19,7 @@ from fxshard.plans.plan_data import OpSpec
 VIEWS = {"aten.t.default", "aten.view.default", "aten.permute.default", "aten.transpose.int", "aten.alias.default", "aten.detach.default"}
 
 
-def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
+def peak_memory(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
     """Bytes at the peak, from the lifetime of each value in each layout.
 
     In its original layout a value lives until its last reader in that layout, or the last reader of such a view, is done and until it has
@@ -82,7 +82,7 @@ def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequen
     return max(itertools.accumulate(steps))
 
 
-def surely_enough(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
+def peak_memory_bound(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
     """Bytes at the peak, from lifetimes that are surely long enough.
 
     In its original layout a value lives until its last reader, or that of a view, is done; in each other layout from the first reader of

@@ -48,7 +48,7 @@ def test_more_than_the_hardware_can_hide_is_refused(hidden: float, unit: str) ->
 
 
 def test_only_parameters_and_their_gradients_are_hidden() -> None:
-    """An output is waited for, and so is a value that an operator reads. The reduced value may be a view of the gradient."""
+    """An output is waited for, and so is a value that an operator reads. A view or cast of a parameter or gradient may be hidden."""
     data = json.loads(hiding(6.0).to_json())
     data["outputs"][0]["kind"] = "output"
     with pytest.raises(FileError, match="us are hidden, but 'mm' is neither a parameter that is gathered nor a gradient") as caught:

@@ -122,7 +122,7 @@ def _nested(head: str, tail: str, count: int) -> str:
 
 BOMBS = {
     "a tower of powers": _nested("Pow(", ", Integer(8))", 30),
-    "a great power": "Pow(Integer(10), Integer(1000000000))",
+    "a large power": "Pow(Integer(10), Integer(1000000000))",
     "a symbol as power": f"Pow(Integer(2), {S})",
     "nested deeply": _nested("Abs(", ")", 5000),
     "too long": f"Add({S}, {' ' * MAX_TEXT}Integer(1))",

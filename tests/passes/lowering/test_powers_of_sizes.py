@@ -17,8 +17,8 @@ MESH = fxshard.Mesh({"dp": 2})
 POWERS: dict[str, Callable[[int], float]] = {
     "5": lambda n: n**5,
     "a product": lambda n: 3 * n**7 - n,
-    "by itself": lambda n: n**n,
-    "below one": lambda n: n**-2,
+    "n to the n": lambda n: n**n,
+    "negative exponent": lambda n: n**-2,
     "of a float": lambda n: float(n) ** -3.5,
 }
 
@@ -49,7 +49,7 @@ def stored(function: Callable[[Tensor], Tensor], path: Path) -> fxshard.Exported
     return fxshard.load(path / "m.pt2")
 
 
-@pytest.mark.parametrize("name", ["5", "below one", "of a float"])
+@pytest.mark.parametrize("name", ["5", "negative exponent", "of a float"])
 def test_powers_in_files(name: str, tmp_path: Path) -> None:
     power = POWERS[name]
     program = stored(lambda y: y * power(y.shape[0]), tmp_path)

@@ -52,7 +52,7 @@ def usage(problem: PlacementProblem, choices: Sequence[int], times: int) -> np.n
     return np.array([at(t) for t in range(times)])
 
 
-def any_choices(formulation: Formulation, seed: int) -> tuple[int, ...]:
+def random_choices(formulation: Formulation, seed: int) -> tuple[int, ...]:
     """Random legal choices: the cheapest for random costs of nodes, free redistributions and no memory limit."""
     drawn, problem = np.random.default_rng(seed), formulation.problem
     costs = tuple(np.where(np.isinf(c), np.inf, drawn.uniform(0, 100, len(c))) for c in problem.node_costs)
@@ -81,7 +81,7 @@ def check(graph: PlanningGraph, mesh: str, seeds: range) -> int:
     assert formulation.floor is not None
     runs, redone = sorted(formulation.times.values()), 0
     for seed in seeds:
-        choices = any_choices(formulation, seed)
+        choices = random_choices(formulation, seed)
         redone += any(choices[var] for var in formulation.blocks)
         held = memory_over_time(annotated, constraints, formulation, choices)
         low, high = (usage(problem, choices, len(held)) for problem in (formulation.floor, formulation.problem))
@@ -111,7 +111,7 @@ def test_the_floor_of_a_chain_is_exact() -> None:
     formulation = formulate(annotated, constraints)
     assert formulation.floor is not None
     for seed in range(8):
-        choices = any_choices(formulation, seed)
+        choices = random_choices(formulation, seed)
         held = memory_over_time(annotated, constraints, formulation, choices)
         assert usage(formulation.floor, choices, len(held)) == pytest.approx(held), f"seed {seed}"
 

@@ -29,7 +29,7 @@ VALUES = {
 }
 
 
-def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
+def measured(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
     """(peak bytes while the path runs on the first rank, whose input stays alive; bytes of the result's storage)."""
     local = LocalGraph(mesh, (0,) * mesh.ndim)
     shape = tuple(value.shape)
@@ -53,7 +53,7 @@ def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
     return peak_bytes(run, [(given, False)]), env[x].untyped_storage().nbytes()
 
 
-def of_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list[int]:
+def bytes_at_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list[int]:
     return [torch.Size(ceil_shape(value.shape, at, mesh.shape)).numel() * value.dtype.itemsize for at in (have, want)]
 
 
@@ -69,8 +69,8 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
         path = list(walk(have, paths.steps(have, want)))
         said, behind = workspace.of_move(value, have, [step for _, step, _ in path], mesh)
         assert (said, behind) == tuple(found[0, 1] for found in workspace.of_moves(value, paths, [have, want]))
-        ends = of_ends(value, have, want, mesh)
-        most, result = ran(value, path, mesh)
+        ends = bytes_at_ends(value, have, want, mesh)
+        most, result = measured(value, path, mesh)
         most = max(most, sum(ends) + behind)  # some steps return their input
         exact = len(path) == 1 and (value.is_contiguous() or mesh in FEW)
         assert most <= said + sum(ends) + behind <= most + (0 if exact else sum(ends) + behind), f"{have} -> {want}"
@@ -87,8 +87,8 @@ def test_steps_of_folded_paths(name: str, mesh: Mesh) -> None:
     edges = list(dict.fromkeys(edge for way in folded_paths(layouts, value.dim()) for edge in way))
     for layout, step, after in random.Random(name).sample(edges, min(50, len(edges))):
         said, behind = workspace.of_move(value, layout, [step], mesh)
-        ends = sum(of_ends(value, layout, after, mesh)) + behind
-        most, result = ran(value, [(layout, step, after)], mesh)
+        ends = sum(bytes_at_ends(value, layout, after, mesh)) + behind
+        most, result = measured(value, [(layout, step, after)], mesh)
         most = max(most, ends)
         assert most == said + ends or (not value.is_contiguous() and most < said + ends), f"{step} from {layout}"
-        assert result == behind + of_ends(value, layout, after, mesh)[1]
+        assert result == behind + bytes_at_ends(value, layout, after, mesh)[1]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from passes.enumeration import MESHES, SQUARE, TOY, Const, Enumeration, aten, build, graphs, ops
-from passes.memory_truth import most_held, surely_enough
+from passes.memory_truth import peak_memory, peak_memory_bound
 from zoo import llama
 
 from fxshard.errors import ConstraintError
@@ -87,17 +87,17 @@ def check_within_a_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None
     truth = Enumeration(annotate(graph, mesh), "time", _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"))
     request = Request(input_layouts="R", output_layouts="R")
     free = plan_graph(graph, mesh, request)
-    held = most_held(graph, free.specs, free.specs["output"].inputs, mesh, truth.price)
+    held = peak_memory(graph, free.specs, free.specs["output"].inputs, mesh, truth.price)
     assert sum(free.memory.values()) == held
     truth.memory_limit = limit = int(share * held)
     least = truth.least(float("inf"))
-    surely = replace(truth, count=surely_enough).least(float("inf"))
+    surely = replace(truth, count=peak_memory_bound).least(float("inf"))
     try:
         plan = plan_graph(graph, mesh, replace(request, memory_limit=limit))
     except ConstraintError as error:
         assert surely == float("inf") and ("nothing fits" not in error.what or least == float("inf"))
         return
-    assert sum(plan.memory.values()) == most_held(graph, plan.specs, plan.specs["output"].inputs, mesh, truth.price) <= limit
+    assert sum(plan.memory.values()) == peak_memory(graph, plan.specs, plan.specs["output"].inputs, mesh, truth.price) <= limit
     slack = 1e-5 + 1e-9 * plan.objective
     assert truth.cost_of(plan) == pytest.approx(plan.objective, abs=slack)
     assert plan.lower_bound - slack <= least <= plan.objective + slack and plan.objective <= surely + slack

@@ -28,7 +28,7 @@ MESH = Mesh({"x": 2})
 
 
 class Calls(nn.Module):
-    """A function as a model with one weight."""
+    """A model that multiplies its input by a weight and calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "group norm of some rows": lambda x: F.group_norm(x[x.sum(-1) > 0], 3),
     "sum of some": lambda x: x[x > 0].sum() + x.sum(),
     "number": lambda x: (x + 1, x.sum().item()),
-    "whole number": lambda x: int(x.argmax().item()),
-    "truth": lambda x: bool((x > 0).any().item()),
+    "integer": lambda x: int(x.argmax().item()),
+    "bool": lambda x: bool((x > 0).any().item()),
 }
 
 

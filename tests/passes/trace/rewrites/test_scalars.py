@@ -19,11 +19,11 @@ KEPT_IN_TENSORS: dict[str, Callable[..., Any]] = {
     "quotient": lambda _, x: x / x.detach().abs().max().item(),
     "several steps": lambda _, x: x * (1 - 2.0 / (3 + x.detach().sum().item())),
     "of one element": lambda _, x: x[:1, :1].detach().item() * x,
-    "whole numbers": lambda _, x: (x.detach().argmax().item() * 3 - x.shape[0]) + x,
-    "quotient of whole numbers": lambda _, x: x * (x.detach().argmax().item() / 7),
-    "float of a whole number": lambda _, x: x - float(x.detach().argmax()),
-    "whole tensor": lambda _, x: (x * 2, x.detach().round().int() + x.detach().argmax().item()),
-    "narrow tensor": lambda _, x: x.float() * x.detach().sum().item(),
+    "integers": lambda _, x: (x.detach().argmax().item() * 3 - x.shape[0]) + x,
+    "quotient of integers": lambda _, x: x * (x.detach().argmax().item() / 7),
+    "float of an integer": lambda _, x: x - float(x.detach().argmax()),
+    "integer tensor": lambda _, x: (x * 2, x.detach().round().int() + x.detach().argmax().item()),
+    "narrow float tensor": lambda _, x: x.float() * x.detach().sum().item(),
     "returned": lambda _, x: (x * 2, x.detach().sum().item() * 2 + 1),
 }
 
@@ -41,7 +41,7 @@ def test_no_number_is_left(name: str) -> None:
 
 
 NUMBERS: dict[str, Callable[..., Any]] = {
-    "of another kind": lambda _, x: (x * 2, x.detach().round().int() * x.detach().sum().item()),
+    "with another dtype": lambda _, x: (x * 2, x.detach().round().int() * x.detach().sum().item()),
     "a comparison": lambda _, x: (x * 2, x.detach().round().int() > x.detach().sum().item()),
     "a size": lambda _, x: (x * 2, torch.zeros(x.detach().abs().argmax().item()).sum()),
 }
