@@ -80,7 +80,7 @@ def test_another_state_gives_another_spec() -> None:
     assert of(x=x, y=x) != of(x=x, y=torch.ones(2))  # one tensor held twice differs from two tensors
 
 
-def test_devices_become_those_of_the_trace() -> None:
+def test_devices_are_replaced_by_the_cpu() -> None:
     spec = taken(Plain(x=torch.ones(2), device=torch.device("meta")))[1]
     assert pytree.tree_unflatten([0], on_cpu(spec))[0][0].device == torch.device("cpu")
     assert pytree.tree_unflatten([0], spec)[0][0].device == torch.device("meta")

@@ -1,4 +1,4 @@
-"""Layouts against torch.chunk and DTensor; the notation; errors that name the thing and the remedy."""
+"""Layouts against torch.chunk and DTensor; the notation; errors that name the fault and the remedy."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_predicted_bytes_are_those_of_the_buffers_issued(axes: str, shape: tuple
             assert math.prod(plan.buffer) * 8 == held
 
 
-def test_single_steps_are_all_there_are() -> None:
+def test_placements_between_which_there_is_a_single_step() -> None:
     """There is a step between any two placements, except from a shard or a pending value to another pending value."""
     placements = [*L("RS(0)S(1)P"), Partial("max")]
     without = {(p, q) for p, q in itertools.product(placements, repeat=2) if p != q and single_step(0, p, q) is None}
@@ -125,7 +125,7 @@ def test_pending_reductions_whose_order_matters_are_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 48), (63, 5)])
 def test_a_sum_over_two_axes_is_scattered_on_the_fast_one(shape: tuple[int, ...]) -> None:
-    """Fewer bytes cross the slow links: the all-reduce there is of what the inner axis has scattered."""
+    """Fewer bytes cross the slow links: the all-reduce there is of the shards that the inner axis has scattered."""
     mesh = Mesh({"node": 4, "gpu": 8}, "h100")
     for price in (bytes_price, time_price(mesh)):
         found = steps(L("PP"), L("RR"), (shape[0] * 2048, shape[1]), 4, mesh, price)

@@ -151,7 +151,7 @@ class Enumeration:
         self.remaining = list(itertools.accumulate(reversed(least), initial=0.0))[::-1]
 
     def least(self, bound: float) -> float:
-        """The least cost below ``bound``, or ``bound`` where there is none."""
+        """The least cost below ``bound``, or ``bound`` if there is none."""
         self.best, self.specs, self.paid = bound, {}, set()
         self.chosen_layouts: dict[str, Layout] = {}
         self._descend(0, 0.0, (0,) * self.annotated.mesh.ndim)

@@ -116,7 +116,7 @@ def test_an_unknown_objective_is_refused_before_the_first_pass(tmp_path: Path) -
     assert files(tmp_path) == []
 
 
-def test_the_order_of_passes_is_one_literal() -> None:
+def test_the_pipeline_is_a_literal_tuple() -> None:
     """The module shows the pipeline as names and functions, in order."""
     import fxshard.passes.pipeline as module
 

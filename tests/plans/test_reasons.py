@@ -60,7 +60,7 @@ def test_a_plan_lists_gathers_done_twice_apart_from_other_moves() -> None:
     assert "gathered twice  lin.weight, again in the backward\n" in text and "moved twice     args[0], again in the backward\n" in text
 
 
-def test_names_are_the_users() -> None:
+def test_names_are_those_of_the_user() -> None:
     plan = with_moves(gathered("w", ("mm", 1)))
     found = plan.why_collective(0)
     assert found.producer.node == "lin.weight" and "plan.explain('lin.weight', 'RR')" in str(found) and "lin_weight" not in str(found)

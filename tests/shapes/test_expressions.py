@@ -67,7 +67,7 @@ def test_roundtrip_agrees_with_python(tree: Any, a: int, b: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(trees(), trees(), st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]))
-def test_conditions(left: Any, right: Any, name: str) -> None:
+def test_roundtrip_of_conditions(left: Any, right: Any, name: str) -> None:
     made = {"eq": sympy.Eq, "ne": sympy.Ne, "lt": sympy.Lt, "le": sympy.Le, "gt": sympy.Gt, "ge": sympy.Ge}[name]
     sides = [expression(v) if isinstance(v, torch.SymInt) else sympy.Integer(v) for v in (value(left), value(right))]
     condition = sympy.And(made(*sides), sympy.Not(sympy.Eq(sides[0], 3)))

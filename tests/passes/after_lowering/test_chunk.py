@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from equality import SLOW, check, prepared
-from passes.beside_one_device import differences, traffic
+from passes.program_differences import differences, traffic
 from torch import nn
 
 import fxshard

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from passes.beside_one_device import differences, traffic
+from passes.program_differences import differences, traffic
 from torch import nn
 
 import fxshard

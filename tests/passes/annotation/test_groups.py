@@ -38,7 +38,9 @@ def test_groups_of_a_norm_and_a_softmax() -> None:
     norm = ["row_sum", "row_spread", "row_rstd", "row_mean", "row_normalise"]
     weights = ["row_norm_weight", "row_norm_weight"]
     backward = [weights, ["row_norm_sums", "row_norm_backward", *weights], ["sum_product", "softmax_backward"]]
-    assert sorted(found) == sorted([norm, norm, ["amax", "sum_exp", "softmax"], *backward]), "x itself has no gradient"
+    assert sorted(found) == sorted([norm, norm, ["amax", "sum_exp", "softmax"], *backward]), (
+        "x needs no gradient, so the first norm has no operator for it"
+    )
 
 
 def test_a_node_that_the_user_pins_stays_apart() -> None:
@@ -74,7 +76,7 @@ def test_the_optimum_does_not_change(mesh: dict[str, int], objective: str, monke
     assert together == pytest.approx(objective_of(), rel=1e-9)
 
 
-def test_a_norm_over_a_cut_dim_reduces_statistics_only() -> None:
+def test_a_norm_over_a_sharded_dim_reduces_statistics_only() -> None:
     """A sum and a spread in the forward, two sums in the backward; x itself is never redistributed."""
     model, (x,) = nn.LayerNorm(6).double(), example(4, 6)
     ends = {"input_layouts": "S(1)", "output_layouts": "S(1)", "pins": {"weight": "S(0)", "bias": "S(0)"}}

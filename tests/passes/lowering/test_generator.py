@@ -50,7 +50,7 @@ def test_the_numbers_are_torchs_own_and_depend_on_the_mesh() -> None:
 
 
 @pytest.mark.parametrize("kind", ["kept", "uniform", "normal", "integers", "permutation"])
-def test_a_shard_is_a_function_of_seed_number_and_place(kind: str) -> None:
+def test_a_shard_depends_only_on_seed_draw_and_offset(kind: str) -> None:
     shape, dtype = ([64], torch.int64) if kind in ("integers", "permutation") else ([64], torch.bool if kind == "kept" else torch.float32)
 
     def shard(seed: int, call: int, start: int) -> torch.Tensor:

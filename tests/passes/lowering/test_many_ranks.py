@@ -72,7 +72,7 @@ def test_graphs_do_not_grow_with_the_mesh(name: str) -> None:
 
 
 def test_a_condition_on_64_ranks_is_one_guard() -> None:
-    """It is evaluated for each rank when a size is checked. The truth is the length of each rank's shard."""
+    """It is evaluated for each rank when a size is checked, and agrees with the lengths of the ranks' shards."""
     args = (torch.randn(100, 3).double(),)
     dims = tuple(replace(d, uneven=True) for d in dynamic_dims(Frozen(), args, {}, ({0: "n"},)))
     graph, mesh = trace(Frozen(), args, dynamic=dims), Mesh({"a": 8, "b": 8})

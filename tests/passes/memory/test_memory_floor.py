@@ -58,11 +58,11 @@ def random_choices(formulation: Formulation, seed: int) -> tuple[int, ...]:
     costs = tuple(np.where(np.isinf(c), np.inf, drawn.uniform(0, 100, len(c))) for c in problem.node_costs)
     free = tuple(replace(t, prices=np.where(np.isinf(t.prices), np.inf, 0.0)) for t in problem.transfers)
     loose = replace(problem, node_costs=costs, transfers=free, usage_limit=None, lives=())
-    return one_of_equals(formulation, solve(loose, work_limit=2e7, start=formulation.start).choices)
+    return without_unused_saves(formulation, solve(loose, work_limit=2e7, start=formulation.start).choices)
 
 
-def one_of_equals(formulation: Formulation, choices: Sequence[int]) -> tuple[int, ...]:
-    """The choices without values that are kept only for blocks which are not recomputed; the plan is the same."""
+def without_unused_saves(formulation: Formulation, choices: Sequence[int]) -> tuple[int, ...]:
+    """The same plan, without values that are saved only for blocks which are not recomputed."""
     found = list(choices)
     redone = {node for var, block in formulation.blocks.items() if choices[var] for node in block.nodes}
     for one in formulation.kept:

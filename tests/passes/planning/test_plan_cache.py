@@ -127,7 +127,7 @@ def test_a_bad_file_is_reported_and_replaced(cache_folder: Path, solves: list[in
     assert read(file) == plan and make() == plan and len(solves) == 2
 
 
-def test_it_can_be_switched_off(cache_folder: Path, solves: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_can_be_switched_off(cache_folder: Path, solves: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     make(cache=False)
     monkeypatch.setenv("FXSHARD_CACHE", "0")
     make()

@@ -98,7 +98,7 @@ def test_values_are_those_that_hooks_see(case: str, train: bool) -> None:
                 torch.testing.assert_close(values[node], tensor, msg=f"{name}: {node}")
 
 
-def test_names() -> None:
+def test_names_of_modules() -> None:
     """A module held twice has both names, one that is not called has none, and a returned input is that input."""
     graph = trace(Whole(), (torch.randn(8, 8),))
     assert graph.returned["again"] == graph.returned["linear"]

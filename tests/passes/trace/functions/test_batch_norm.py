@@ -50,7 +50,7 @@ def test_the_average_over_all_batches_continues(options: dict[str, bool]) -> Non
     assert "fxshard.channel_spread.default" in targets(graph)
 
 
-def test_instance_norm_and_the_running_mode() -> None:
+def test_instance_norm_and_eval_mode() -> None:
     check_eager(nn.InstanceNorm1d(3, affine=True, track_running_stats=True, dtype=torch.float64), real(5, 3, 4, grad=False), plans=2)
     graph, _ = check_eager(Net().eval(), real(5, 3, 4, 4, grad=False))
     assert not any(t.startswith("fxshard.") for t in targets(graph)), "nothing is summed over the batch"
@@ -70,7 +70,7 @@ def test_data_parallel_training_communicates_vectors_only(batch: int) -> None:
 
 
 def test_a_replicated_batch_uses_torchs_variance() -> None:
-    """On a device the parts are aten operators. Torch's own variance serves if no shard needs the mean of another."""
+    """On a device the parts are aten operators. Torch's own variance is used if no shard needs the mean of another."""
     model = nn.BatchNorm2d(6)
     graph = trace(model, (torch.randn(5, 6, 4, 4),))
     program = lower(graph, plan_graph(graph, Mesh({"dp": 2}), Request(input_layouts="R", output_layouts="R", pins={"*": "R"})))

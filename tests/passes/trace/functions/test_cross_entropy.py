@@ -50,7 +50,7 @@ def sizes(plan: ShardingPlan) -> list[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [WEIGHT, None])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_settings(reduction: str, weight: torch.Tensor | None, smoothing: float) -> None:
+def test_reductions_weights_and_smoothing(reduction: str, weight: torch.Tensor | None, smoothing: float) -> None:
     def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(x, target, weight, reduction=reduction, label_smoothing=smoothing)
 

@@ -23,7 +23,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_its_parts_are_sharded(name: str) -> None:
+def test_the_parts_are_sharded(name: str) -> None:
     """Results and gradients equal those of the operator, under random plans of its parts."""
     function, args = CASES[name]
     assert not has_rule(f"aten.{name}.default")

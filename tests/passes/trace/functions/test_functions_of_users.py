@@ -18,7 +18,7 @@ from tests.passes.tracing import SQUARE, TWO, real, simulated
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_as_on_one_device(case: str, train: bool) -> None:
+def test_results_equal_one_device(case: str, train: bool) -> None:
     """Five rows, so that shards are uneven."""
     torch.manual_seed(0)
     model, x = Net(case).double(), real(5, 6, grad=False)

@@ -81,7 +81,7 @@ def test_within_a_memory_limit() -> None:
     assert sum(fxshard.plan(model, (X,), MESH, cache=False, memory_limit=limit).memory.values()) <= limit
 
 
-def test_they_are_listed_and_unknown_in_the_plan() -> None:
+def test_unknown_sizes_are_listed_in_the_plan() -> None:
     model = Calls(lambda x: x.nonzero())
     annotated = annotate(trace(model, (X,), train=False), MESH)
     assert annotated.fallbacks == (("nonzero", "it returns a tensor whose size is known only at run time"),)
@@ -90,7 +90,7 @@ def test_they_are_listed_and_unknown_in_the_plan() -> None:
     assert ShardingPlan.from_json(plan_json.dumps(plan)) == plan
 
 
-def test_a_plan_that_shards_it_is_refused() -> None:
+def test_a_plan_that_shards_an_unknown_size_is_refused() -> None:
     annotated = annotate(trace(Calls(lambda x: x.nonzero()), (X,), train=False), MESH)
     plan = random_graph_plan(annotated, 0)
     cut = Layout.parse("S(0)")

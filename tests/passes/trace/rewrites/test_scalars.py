@@ -29,7 +29,7 @@ KEPT_IN_TENSORS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", KEPT_IN_TENSORS)
-def test_no_number_is_left(name: str) -> None:
+def test_numbers_stay_tensors(name: str) -> None:
     graph, result = check_eager(Function(KEPT_IN_TENSORS[name]), real(3, 5), rtol=1e-6 if "narrow" in name else 1e-9, plans=3)
     assert NUMBER not in targets(graph)
     assert not any(depends_on_run_time(node) for node in graph.nodes if node.op == "call_function")
@@ -48,7 +48,7 @@ NUMBERS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_other_numbers_stay(name: str) -> None:
+def test_other_numbers_are_read(name: str) -> None:
     graph, result = check_eager(Function(NUMBERS[name]), real(3, 5), plans=2)
     assert NUMBER in targets(graph)
     assert result.outputs[1].dtype == NUMBERS[name](None, real(3, 5))[1].dtype

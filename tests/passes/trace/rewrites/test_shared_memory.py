@@ -125,7 +125,7 @@ def test_a_file_names_the_line() -> None:
         fxshard.simulate(program, inputs(1, 5, 4))
 
 
-def test_an_example_of_one_row_fixes_it() -> None:
+def test_an_example_of_one_row_fixes_the_dim() -> None:
     with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 1\).*test_shared_memory.py"):
         guards(residual, batch=1)
     with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 5\).*test_shared_memory.py"):
