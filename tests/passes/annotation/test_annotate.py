@@ -26,14 +26,3 @@ def test_a_maximum_is_pending_only_where_it_can_arrive() -> None:
     assert all("sum" in ops for ops in found.values())
     pending = {node for node, specs in annotated.specs.items() if any("P(max)" in str(layout) for s in specs for layout in s.inputs)}
     assert {str(graph.by_name[node].target) for node in pending} == monotonic
-
-
-def test_operators_on_sizes_that_depend_on_data_are_reported_as_replicated() -> None:
-    def function(_: object, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x[x > 0]).sum()
-
-    graph = trace(Function(function), (real(4, 6, grad=False),), train=False)
-    annotated = annotate(graph, Mesh({"a": 2}))
-    reported = {str(graph.by_name[name].target): reason for name, reason in annotated.fallbacks}
-    assert "aten.relu.default" in reported and all(reported.values()), reported
-    assert "aten.gt.Scalar" not in reported

@@ -20,11 +20,9 @@ from fxshard.passes.annotation.recompute import expand
 from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import lower_plan
-from fxshard.passes.trace.trace import trace
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values, sizes_of_call
-from fxshard.shapes import dynamic_dims
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 
@@ -110,22 +108,6 @@ def test_an_even_program_refuses_odd_sizes_by_name() -> None:
     assert program.refuses({"batch": 7}) == "batch is 7, shards are even at multiples of 2 only"
     with pytest.raises(SizesError, match="batch is 7"):
         program_at(program, {"batch": 7})
-
-
-class Scaled(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (6 / (x.shape[0] - 3))
-
-
-def test_a_size_at_which_a_number_divides_by_zero_is_refused() -> None:
-    """6 / (n - 3) has no value at 3 rows; at 5 it is 3."""
-    args = (torch.ones(5, 4, dtype=torch.float64),)
-    graph = trace(Scaled(), args, train=False, dynamic=dynamic_dims(Scaled(), args, {}, {"x": {0: "n"}}))
-    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 1})), 0))
-    at = program_at(program, {"n": 5})
-    assert simulate_program(at, program_values(at, Scaled(), args)).outputs.eq(3).all()
-    with pytest.raises(SizesError, match="computed from sizes has no value at n=3"):
-        program_at(program, {"n": 3})
 
 
 def test_a_condition_that_a_pass_evaluates_is_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
