@@ -1,4 +1,4 @@
-"""Products and collectives in pieces on two real ranks: what is issued is what the program says, and gradients are those of one device."""
+"""Chunked products and collectives on two real ranks: they issue what the program lists, and gradients are those of one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.distributed.scenarios import two_ranks
 pytestmark = pytest.mark.distributed
 
 BESIDE = Hardware("beside", {4: 1e9, 8: 1e9}, 1e12, 0.0, 8, Link(1e8, 0.0), Link(1e8, 0.0), overlap=1.0)
-"""Slow links without latency, beside which a device computes as if alone: whatever can be cut is worth it."""
+"""Slow links without latency, and full overlap of communication with computation: chunking always pays."""
 
 
 def _same(compiler: str, rows: str) -> None:
