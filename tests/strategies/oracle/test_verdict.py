@@ -93,7 +93,7 @@ def test_inconclusive_samples_give_no_findings(op: str, args: Any) -> None:
             "le.Tensor",
             (positive(5, 6), 1e-4 * positive(6, 5).mT),
             "R, P -> P(max)",
-        ),  # this one has no number below the parts of the other operand
+        ),  # and this one none below the other's parts
     ],
 )
 def test_coincidences_are_not_findings(op: str, args: Any, accident: str) -> None:

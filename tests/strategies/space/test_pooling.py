@@ -64,9 +64,7 @@ def test_max_pooling_with_indices_into_the_whole_image() -> None:
     specs = check("aten.max_pool2d_with_indices.default", X, [2, 3])
     assert {"S(2) -> S(2), S(2)", "S(3) -> S(3), S(3)"} <= specs
     assert "S(2) -> S(2), S(2)" not in check("aten.max_pool2d_with_indices.default", X, [2, 3], [1, 3])
-    assert not any(s.startswith("S(2)") for s in check("aten.max_pool2d_with_indices.default", X, [8, 3])), (
-        "a maximum has one index, so that it cannot be pending"
-    )
+    assert not any(s.startswith("S(2)") for s in check("aten.max_pool2d_with_indices.default", X, [8, 3])), "one index cannot be pending"
     out, places = aten.max_pool2d_with_indices(X, [2, 3])
     args = ([2, 3], [2, 3], [0, 0], [1, 1], False, places)
     specs = check("aten.max_pool2d_with_indices_backward.default", out * 2, X, *args)
