@@ -13,7 +13,7 @@ from bench.planning.models import MODELS
 
 @pytest.fixture(autouse=True)
 def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_quiet", lambda: None)  # it silences the process, which other tests here need
+    monkeypatch.setattr(measure, "_quiet", lambda: None)  # it would silence this process for the tests that follow
 
 
 def test_the_plan_is_that_of_fxshard_plan() -> None:

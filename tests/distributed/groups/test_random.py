@@ -28,7 +28,7 @@ ROWS, WIDTH = 5, 9
 
 
 class Noisy(nn.Module):
-    """Linear, dropout, noise, dropout: each between layers that a plan may cut."""
+    """Linear, dropout, noise, dropout: each between layers that a plan may shard."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -173,7 +173,7 @@ def after_a_mode_change_sizes_still_share_programs() -> None:
 
 
 class Positions(nn.Module):
-    """Attention and positions: Inductor generates different code for them at length 1."""
+    """Attention and positions, for which Inductor guards on a length of 1."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ import fxshard
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FORMS = {"folder": {}, "whole.safetensors": {}}
-MOMENTS = ("open", "fsync", "replace", "mkdir", "unlink", "rmdir")
+SYSTEM_CALLS = ("open", "fsync", "replace", "mkdir", "unlink", "rmdir")
 
 
 class Gone(BaseException):
@@ -52,7 +52,7 @@ def save(path: Path, step: int, value: float, last_call: int | None, monkeypatch
         return call
 
     with monkeypatch.context() as patch:
-        for name in MOMENTS:
+        for name in SYSTEM_CALLS:
             patch.setattr(os, name, counted(getattr(os, name)))
         patch.setattr("builtins.open", counted(open))
         fxshard.save_checkpoint(path, *run(value), extra={"step": step})

@@ -139,17 +139,6 @@ def test_nothing_is_outlined_for_the_cpp_wrapper() -> None:
         assert checked(stack, torch.randn(3, 4), *weights())[0] == ()
 
 
-def test_a_graph_with_symbolic_sizes_but_no_inputs_for_them_is_unchanged() -> None:
-    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor]:
-        for w in ws:
-            x = layer(x, w)
-        return (x,)
-
-    module = make_fx(stack, tracing_mode="symbolic")(torch.randn(3, 4), *weights())
-    before = str(module.graph)
-    assert outline(module) == () and str(module.graph) == before
-
-
 STEPS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: a @ b,
     lambda a, b: a + b,

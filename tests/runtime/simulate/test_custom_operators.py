@@ -132,7 +132,7 @@ def _scaled(_: object, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_an_operator_that_changes_its_arguments_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Torch functionalises it; a rule would have no effect."""
+    """Torch functionalises the call, and no rule can be given to it."""
     model, x = Function(_scaled), real(4, 6, grad=False)
     with caplog.at_level(logging.WARNING, "fxshard"):
         ((_, reason),) = fxshard.plan(model, (x,), MESH, train=False).fallbacks

@@ -14,8 +14,8 @@ aten = torch.ops.aten
 X = real(2, 3, 8, 6)
 HEIGHT, WIDTH = "S(2) -> S(2)", "S(3) -> S(3)"
 POOLS: dict[str, tuple[str, tuple[Any, ...], set[str]]] = {
-    "side by side": ("avg_pool2d", (2,), {HEIGHT, WIDTH}),
-    "side by side, stride": ("avg_pool2d", ([2, 3], [2, 3], 0, True, False), {HEIGHT, WIDTH}),
+    "no overlap": ("avg_pool2d", (2,), {HEIGHT, WIDTH}),
+    "no overlap, stride": ("avg_pool2d", ([2, 3], [2, 3], 0, True, False), {HEIGHT, WIDTH}),
     "divisor": ("avg_pool2d", ([2, 6], [2, 6], 0, False, True, 5), {HEIGHT, "S(3) -> P"}),
     "overlapping height": ("avg_pool2d", ([2, 2], [1, 2]), {WIDTH}),
     "left over": ("avg_pool2d", ([3, 3],), {WIDTH}),

@@ -1,4 +1,4 @@
-"""Dropout and draws are the same on every mesh; operators with their own generator are replicated with a reason."""
+"""Dropout and draws are the same on every mesh; other random operators are replicated with a reason."""
 
 import pytest
 import torch
