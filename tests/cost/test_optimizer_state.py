@@ -1,4 +1,4 @@
-"""``Optimizer.of`` what users pass: it counts the state that torch's optimizer has after a step."""
+"""``Optimizer.of`` accepts what users pass, and counts the state that torch's optimizer has after a step."""
 
 from __future__ import annotations
 

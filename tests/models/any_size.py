@@ -65,7 +65,7 @@ def case(name: str, own_precision: bool = True) -> tuple[nn.Module, tuple[Any, .
 
 
 def in_own_precision(model: nn.Module) -> nn.Module:
-    """T5 with norms that compute in the model's dtype. Its own compute in float32, where the order of additions matters too much."""
+    """T5 with norms that compute in the model's dtype. T5's own norms compute in float32, where the order of additions matters too much."""
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
     for name, norm in [(n, m) for n, m in model.named_modules() if isinstance(m, T5LayerNorm)]:

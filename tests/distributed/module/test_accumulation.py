@@ -130,7 +130,7 @@ def any_order() -> None:
     with fxshard.no_sync(model):
         late = model(mine(y, device_mesh)).to_local()
         model(mine(x, device_mesh)).to_local().backward()
-        early.backward()  # its gradients are reduced, those that are there are pending
+        early.backward()  # these gradients are reduced, although earlier ones are pending
     late.backward()
     reference(torch.cat([x, x, y])).mul(3).backward()
     same(model, reference)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.distributed
 PROGRAMS = 3
 """One for the first sizes, one for sizes that shard evenly, one for all."""
 BRANCHES = {"gpt2": 2, "bert": 1, "t5": 1}
-"""More programs, because model code branches on sizes: length 1 is not causal, batch 1 equals that of the position ids."""
+"""More programs, as model code branches on sizes: length 1 needs no causal mask, batch 1 equals that of the position ids."""
 
 
 def step(model: nn.Module, args: Any, kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -94,7 +94,7 @@ def test_a_parameter_is_found_where_it_has_moved() -> None:
 
 
 class Marked(torch.Tensor):
-    """A subclass that is no DTensor."""
+    """A tensor subclass other than DTensor."""
 
 
 def test_the_local_tensors_of_a_call() -> None:

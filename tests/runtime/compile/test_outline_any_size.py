@@ -120,7 +120,7 @@ STEPS: list[Callable[[Any, Tensor, Tensor], Tensor]] = [
 def test_any_repeated_graph() -> None:
     outlined: list[bool] = []
     _any_repeated_graph(outlined)
-    assert sum(outlined) > len(outlined) // 3, "examples have repeats that are worth it"
+    assert sum(outlined) > len(outlined) // 3, "enough examples have repeats to outline"
 
 
 @settings(deadline=None, max_examples=12, phases=[Phase.generate])

@@ -138,7 +138,7 @@ def test_a_graph_with_a_write_in_place_is_not_merged() -> None:
 
 
 class Twice(nn.Module):
-    """The same large product at the begin and the end, and much memory in between."""
+    """The same large product at the beginning and at the end, and much memory in between."""
 
     def __init__(self) -> None:
         super().__init__()
