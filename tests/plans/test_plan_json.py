@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (golden text)
-"""The plan's JSON: what is written comes back equal, what was not written by it is refused with the place and the reason."""
+"""The plan's JSON: a plan reads back equal; damaged and foreign files are refused with the place and the reason."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ VERSION_1 = """\
 
 
 def test_version_1_is_read() -> None:
-    """It says nothing of source lines, which are no part of the decision."""
+    """It has no source lines, which do not count when plans are compared."""
     old = ShardingPlan.from_json(VERSION_1)
     assert old == small_plan() and old.hash == small_plan().hash
     assert not old.lines and not old.picked
@@ -114,7 +114,7 @@ def test_version_2_is_read() -> None:
     assert old.memory == dict(zip(new, range(1, 9), strict=True))
 
 
-def test_source_lines_are_kept_and_do_not_count() -> None:
+def test_source_lines_are_saved_but_not_compared() -> None:
     plan = small_plan()
     moved = dataclasses.replace(plan, lines={"mm": "elsewhere/model.py:9: return self.lin(x)"})
     assert moved == plan and moved.hash == plan.hash and dumps(moved) != dumps(plan)
@@ -140,7 +140,7 @@ def test_roundtrip(plan: ShardingPlan) -> None:
     assert again.hash == plan.hash
 
 
-def test_equal_plans_give_equal_text_whatever_order_they_were_made_in() -> None:
+def test_the_order_of_dicts_does_not_change_the_text() -> None:
     plan = small_plan()
     turned = ShardingPlan(**{**vars(plan), "memory": dict(reversed(plan.memory.items()))})
     assert turned == plan and dumps(turned) == dumps(plan)
@@ -272,7 +272,7 @@ BAD: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("data", "what", "where"), BAD, ids=[b[1] for b in BAD])
-def test_refused(data: Any, what: str, where: str) -> None:
+def test_invalid_plans_are_refused(data: Any, what: str, where: str) -> None:
     with pytest.raises(FileError) as caught:
         ShardingPlan.from_json(json.dumps(data), "plan.json")
     assert what in caught.value.what
@@ -300,7 +300,7 @@ def test_not_json(text: str | bytes, what: str) -> None:
 
 
 def test_damaged_files_load_or_are_refused() -> None:
-    """Bytes changed, cut out and doubled at random, fields replaced by others: a plan, or a FileError, never anything else."""
+    """Bytes are changed, removed, doubled or replaced by other tokens at random: the result is a plan or a FileError."""
     draw = random.Random(0)
     text = dumps(small_plan()).encode()
     tokens = [b"null", b"-1", b"1e999", b'"S(9)"', b"[]", b"{}", b"true", b"0.5", b'"RS(0)"', b'"\\ud800"', b"99999999999999999999"]

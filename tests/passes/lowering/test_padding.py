@@ -1,4 +1,4 @@
-"""Padding by an amount with symbols: the graph states the strides that torch's kernel gives at every size, also if nothing is added."""
+"""Padding by a symbolic amount: the strides in the graph are those of torch's kernel at every size, even if the amount is 0."""
 
 from __future__ import annotations
 

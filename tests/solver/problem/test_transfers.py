@@ -1,4 +1,4 @@
-"""Transfers: what they cost, that message passing bounds them however their prices are split, and what is written for them."""
+"""Transfers: their cost, bounds by message passing with any split of their prices, and their forms as nodes and edges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])
 
 
 def gathered() -> PlacementProblem:
-    """One node gives layout 0 or 1; three others want 2, 2 and either 1 or 2."""
+    """One node produces layout 0 or 1. Three others want layouts 2, 2, and 1 or 2."""
     wants = ((1, np.array([2])), (2, np.array([2])), (3, np.array([1, 2])))
     transfer = Transfer(0, np.array([0, 1]), wants, PRICES)
     return PlacementProblem((np.zeros(2), np.zeros(1), np.zeros(1), np.array([0.0, 3.0])), transfers=(transfer,))
@@ -47,7 +47,7 @@ def test_a_layout_is_paid_once() -> None:
 @settings(max_examples=80)
 @given(with_transfers(), st.integers(0, 2**32))
 def test_local_costs_are_differences(problem: PlacementProblem, seed: int) -> None:
-    """Of all transfers together, for each state of each node; and the sum over all is the sum of each."""
+    """For each state of each node, over all transfers together; and the total cost is the sum over transfers."""
     rng, sizes = np.random.default_rng(seed), [len(cost) for cost in problem.node_costs]
     choices, transfers, offset = np.array([rng.integers(k) for k in sizes]), Transfers(problem.transfers), starts(sizes)
     base, local = np.zeros(offset[-1]), np.zeros(offset[-1])
@@ -62,7 +62,7 @@ def test_local_costs_are_differences(problem: PlacementProblem, seed: int) -> No
 
 @settings(max_examples=80)
 @given(with_transfers(memory=True))
-def test_polish_keeps_count(problem: PlacementProblem) -> None:
+def test_polish_keeps_local_costs_up_to_date(problem: PlacementProblem) -> None:
     model = integer_model(problem)
     for plan in plans(model)[:3]:
         polish = Polish(model, plan, Budget())
@@ -77,7 +77,7 @@ def test_polish_keeps_count(problem: PlacementProblem) -> None:
 
 
 def allowed(problem: PlacementProblem) -> Model | None:
-    """Without states that are forbidden by themselves, as the sweeps want it."""
+    """The model without forbidden states, which sweeps require; None if nothing is left."""
     try:
         return Relaxation(integer_model(problem), None, Budget()).ascent.model
     except Exhausted:
@@ -86,7 +86,7 @@ def allowed(problem: PlacementProblem) -> Model | None:
 
 @settings(max_examples=100)
 @given(with_transfers())
-def test_every_sweep_bounds(problem: PlacementProblem) -> None:
+def test_the_bound_with_transfers_is_valid_after_every_sweep(problem: PlacementProblem) -> None:
     model = allowed(problem)
     if model is None:
         return
@@ -95,7 +95,7 @@ def test_every_sweep_bounds(problem: PlacementProblem) -> None:
 
 
 def check_splits(sweeper: Sweeper) -> None:
-    """What the readers of each layout that is wanted have of its price adds up to it."""
+    """The shares of a price that readers of a layout have add up to the price."""
     for index, transfer in enumerate(sweeper.model.transfers):
         total, wanted = np.zeros(transfer.prices.shape), np.zeros(transfer.prices.shape, dtype=bool)
         for k, link in enumerate(sweeper.links):
@@ -110,7 +110,7 @@ def check_splits(sweeper: Sweeper) -> None:
 
 @settings(max_examples=100)
 @given(with_rows(memory=True), st.integers(0, 2**32))
-def test_other_prices_are_split_too(problem: PlacementProblem, seed: int) -> None:
+def test_changed_prices_are_split_too(problem: PlacementProblem, seed: int) -> None:
     model = allowed(problem)
     if model is None:
         return
@@ -127,7 +127,7 @@ def test_other_prices_are_split_too(problem: PlacementProblem, seed: int) -> Non
 
 @settings(max_examples=60)
 @given(with_transfers(), st.integers(0, 2**32))
-def test_any_split_bounds(problem: PlacementProblem, seed: int) -> None:
+def test_the_bound_is_valid_for_any_split(problem: PlacementProblem, seed: int) -> None:
     model = allowed(problem)
     if model is None:
         return
@@ -138,8 +138,8 @@ def test_any_split_bounds(problem: PlacementProblem, seed: int) -> None:
 
 @settings(max_examples=120)
 @given(with_transfers(memory=True), st.sampled_from([1, 400]))
-def test_what_is_written_keeps_all_cheaper_plans(problem: PlacementProblem, joint: int) -> None:
-    """As one node for all that readers do together, and as a node per layout."""
+def test_transfers_written_as_nodes_keep_all_cheaper_plans(problem: PlacementProblem, joint: int) -> None:
+    """Written as one node for all joint choices of readers (MAX_JOINT 400), and as a node per layout (1)."""
     model = integer_model(problem)
     costs = sorted(model.evaluate(plan) for plan in plans(model))
     if not costs:
@@ -181,8 +181,8 @@ def test_transfers_that_do_not_fit_are_refused(change: dict, message: str) -> No
 
 @settings(max_examples=60)
 @given(with_transfers(memory=True, most=4))
-def test_expanded_into_edges_every_plan_costs_the_same(problem: PlacementProblem) -> None:
-    """The extra nodes at their best for each choice of the problem's own; the expanded optimum is found by the solver too."""
+def test_expanding_into_edges_keeps_the_cost_of_every_plan(problem: PlacementProblem) -> None:
+    """With the best states of the extra nodes. The solver finds the optimum of the expanded problem, too."""
     expanded = expand(problem)
     own, extra = len(problem), [range(len(cost)) for cost in expanded.node_costs[len(problem) :]]
     if len(extra) > 8:
@@ -196,7 +196,7 @@ def test_expanded_into_edges_every_plan_costs_the_same(problem: PlacementProblem
         assert solution.objective == solution.lower_bound == problem.evaluate(solution.choices[:own]) == least
 
 
-def test_the_contest_format_takes_what_is_expanded(tmp_path: Path) -> None:
+def test_the_contest_format_holds_expanded_transfers_only(tmp_path: Path) -> None:
     path = tmp_path / "problem.json"
     with pytest.raises(ValueError, match="1 transfers"):
         gathered().write(path)

@@ -1,4 +1,4 @@
-"""The parts of layer and group norm: every dim is free, and sums over cut dims that are normalised stay pending."""
+"""The parts of layer and group norm: every dim can be sharded; sums over a sharded dim that is normalised stay pending."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_sums_of_shards_are_pending() -> None:
     assert {"S(0) -> S(0)", "S(1) -> S(1)", "S(2) -> P", "P -> P"} <= check("fxshard.row_sum.default", X, DIMS)
     specs = check("fxshard.row_spread.default", X, TOTAL, COUNT, DIMS)
     assert {"S(0), S(0) -> S(0)", "S(2), R -> P"} <= specs
-    assert not any("P, " in s for s in specs), "the spread is no linear function"
+    assert not any("P, " in s for s in specs), "the spread is not linear"
     specs = check("fxshard.row_norm_sums.default", X * 2, X, MEAN, RSTD, WEIGHT, DIMS)
     assert {"S(1), S(1), S(1), S(1), R -> S(2)", "S(2), S(2), R, R, S(0) -> P", "P, R, R, R, R -> P"} <= specs
 
@@ -41,7 +41,7 @@ def test_statistics_are_applied_to_shards(weight: Any, bias: Any) -> None:
     assert {s.partition(",")[0] for s in specs} == {"R", "S(0)", "S(1)", "S(2)", "P", "P(avg)"}
 
 
-def test_weights_are_sums_over_rows() -> None:
+def test_gradients_of_weights_are_sums_over_rows() -> None:
     specs = check("fxshard.row_norm_weight.default", X * 2, X, MEAN, RSTD, [0, 1])
     assert {"S(0), S(0), S(0), S(0) -> P", "S(2), S(2), R, R -> S(0)", "P, R, R, R -> P"} <= specs
     assert {"S(1) -> P", "S(2) -> S(0)", "P -> P"} <= check("fxshard.row_norm_weight.default", X, None, None, None, [0, 1])
@@ -55,7 +55,7 @@ def test_rows_on_a_mesh() -> None:
 @pytest.mark.parametrize("scale, offset", [(1.0, 0.0), (1e-3, 1e4)])
 @pytest.mark.parametrize("affine", [True, False])
 def test_the_parts_are_torchs_norms(affine: bool, scale: float, offset: float) -> None:
-    """Forward and backward, far from zero too, where a difference of squares would lose digits."""
+    """Forward and backward, also for values far from zero, where a difference of squares would lose digits."""
     x = real(4, 6, 3, 5) * scale + offset
     row, channel = (positive(3, 5), real(3, 5)), (positive(6), real(6))
     layer, group = (lambda x, *wb: F.layer_norm(x, (3, 5), *wb, eps=1e-5)), (lambda x, *wb: F.group_norm(x, 2, *wb, eps=1e-5))
@@ -68,7 +68,7 @@ def test_the_parts_are_torchs_norms(affine: bool, scale: float, offset: float) -
 
 
 def _in_parts(call: Any, leaves: list[Any], tangent: torch.Tensor, wanted: list[Any] | None = None) -> tuple[torch.Tensor, ...]:
-    """The same call under the planning decompositions, which are all of its norms."""
+    """The same call, with its norms replaced by the planning decompositions."""
     parts = 0
 
     class Parts(torch.utils._python_dispatch.TorchDispatchMode):
@@ -93,13 +93,13 @@ def test_half_precision_is_summed_in_float32() -> None:
     torch.testing.assert_close(out.double(), want, rtol=2**-8, atol=2**-8)
 
 
-def test_what_is_empty_is_left_to_torch() -> None:
+def test_empty_rows_are_left_to_torch() -> None:
     assert NORMS[aten.native_layer_norm.default](real(3, 0), [0], None, None, 1e-5) is NotImplemented
 
 
 @pytest.mark.parametrize("call", [lambda x, w, b: F.layer_norm(x, (6,), w, b), lambda x, w, b: F.group_norm(x.transpose(1, 2), 2, w, b)])
-def test_half_precision_with_wide_weights(call: Any) -> None:
-    """Gradients of float32 weights are not rounded to bfloat16 on the way."""
+def test_half_precision_with_float32_weights(call: Any) -> None:
+    """Gradients of float32 weights are never rounded to bfloat16."""
     x = real(8, 33, 6).to(torch.bfloat16)
     weight, bias = positive(6).float().requires_grad_(), real(6).float().requires_grad_()
     tangent = real(*call(x, weight, bias).shape).to(torch.bfloat16)
@@ -125,7 +125,7 @@ STATISTICS: dict[str, Any] = {
 
 
 def _running(x: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float32 where torch's kernel has that, for which weights are to be in float32, too."""
+    """Running statistics in the dtype that torch's kernel accepts: that of the weights, without weights float32 or wider."""
     dtype = torch.promote_types(x.dtype, torch.float32) if weight is None else weight.dtype
     return torch.zeros(6, dtype=dtype), torch.ones(6, dtype=dtype)
 
@@ -133,7 +133,7 @@ def _running(x: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor
 @pytest.mark.parametrize("name", STATISTICS)
 @pytest.mark.parametrize("weight", [None, positive(6).to(torch.bfloat16), positive(6).float()])
 def test_statistics_that_a_model_reads_have_torchs_dtype(name: str, weight: Any) -> None:
-    """On a CPU; what is computed from them too. The gradients read them in float32."""
+    """Also for values computed from them, on a CPU. Gradients read the statistics in float32."""
 
     def forward(_: Any, x: Any, w: Any) -> Any:
         out, mean, rstd = STATISTICS[name](x, w)
@@ -150,8 +150,8 @@ def test_statistics_that_a_model_reads_have_torchs_dtype(name: str, weight: Any)
     assert [n.args[3].meta["val"].dtype for n in graph.nodes if "norm_sums" in str(n.target)] == [torch.float32]
 
 
-def test_sums_with_narrow_statistics_are_wide() -> None:
-    """As a model's own backward gets them from torch."""
+def test_sums_with_bfloat16_statistics_are_float32() -> None:
+    """The backward of a model may get such statistics from torch."""
     _, mean, rstd = aten.native_layer_norm(HALF, [5], None, None, 1e-5)
     args = (HALF, HALF, mean, rstd, None, [2])
     mode = FakeTensorMode()
