@@ -1,17 +1,21 @@
-"""One-word plans for a mesh axis: ``parallel={"dp": FullyShard(), "tp": "auto"}``. Each says a few layouts; the solver chooses the rest.
+"""One-word plans for a mesh axis: ``parallel={"dp": FullyShard(), "tp": "auto"}``.
 
-DataParallel      inputs and results of modules sharded by batch, parameters whole (DDP, Li et al. 2020)
-FullyShard        likewise, parameters sharded and gathered where they are used (FSDP, ZeRO 3, Rajbhandari et al. 2020)
-HybridShard       on a pair of axes: DataParallel on the first, FullyShard on the second (Zhao et al. 2023)
-TensorParallel    inputs whole, no matrix whole (Megatron, Shoeybi et al. 2019; which dims, the solver chooses)
-ContextParallel   inputs and results of modules sharded by sequence, parameters whole (Ulysses, Jacobs et al. 2023)
-ExpertParallel    inputs sharded by batch, the experts' weights by expert (GShard, Lepikhin et al. 2020)
-"auto"            says nothing
+Each says a few layouts, and the solver chooses the rest.
+
+    DataParallel      inputs and results of modules sharded by batch, parameters whole (DDP, Li et al. 2020)
+    FullyShard        likewise, parameters sharded and gathered where they are used (FSDP, ZeRO 3, Rajbhandari et al. 2020)
+    HybridShard       on a pair of axes: DataParallel on the first, FullyShard on the second (Zhao et al. 2023)
+    TensorParallel    inputs whole, no matrix whole (Megatron, Shoeybi et al. 2019; which dims, the solver chooses)
+    ContextParallel   inputs and results of modules sharded by sequence, parameters whole (Ulysses, Jacobs et al. 2023)
+    ExpertParallel    inputs sharded by batch, the experts' weights by expert (GShard, Lepikhin et al. 2020)
+    "auto"            says nothing
+    {name: style}     the weights of the named modules by columns or rows, in the words of Hugging Face's tp_plan (see ``STYLES``)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -21,6 +25,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.mesh.mesh import Mesh
+
+log = logging.getLogger("fxshard")
 
 Shape = tuple[int, ...]
 AUTO = "auto"
@@ -41,6 +47,19 @@ class AxisPlan:
     def is_never_whole(self, name: str, shape: Shape) -> bool:
         """Whether a parameter must not be replicated."""
         return False
+
+    def value(self, shape: Shape, first: Shape) -> Placement | None:
+        """``Shard`` of the dim that is cut, if a tensor of ``shape`` has it in common with the first input, of shape ``first``."""
+        dim = self.cut
+        return Shard(dim) if dim is not None and dim < min(len(shape), len(first)) and shape[dim] == first[dim] else None
+
+    def result(self, module: str, shape: Shape, first: Shape) -> Placement | None:
+        """The placement of a result of a module, None: free."""
+        return self.value(shape, first)
+
+    def unmatched(self, names: Collection[str]) -> list[str]:
+        """What it says of modules or parameters that are not among ``names``."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -105,6 +124,64 @@ class ExpertParallel(AxisPlan):
         return Shard(0) if fnmatchcase(name, self.experts) and len(shape) >= 2 else Replicate()
 
 
+COLUMNS, ROWS, WHOLE, FIRST = "columns", "rows", "whole", "first"
+STYLES: dict[str, tuple[str | None, str | None]] = {
+    "colwise": (COLUMNS, COLUMNS),
+    "rowwise": (ROWS, WHOLE),
+    "colwise_gather_output": (COLUMNS, WHOLE),
+    "colwise_rep": (COLUMNS, WHOLE),
+    "rowwise_split_input": (ROWS, WHOLE),
+    "rowwise_rep": (ROWS, WHOLE),
+    "embedding_rowwise": (FIRST, WHOLE),
+    "embedding_colwise": (ROWS, None),
+    "grouped_gemm": (FIRST, None),
+    "replicated": (WHOLE, None),
+    "replicated_with_grad_allreduce": (WHOLE, None),
+    "sequence_parallel": (WHOLE, None),
+    "mla_kv_a_proj": (WHOLE, WHOLE),
+    "packed_colwise": (None, None),
+    "packed_rowwise": (None, None),
+    "moe_tp_experts": (None, None),
+    "ep_dispatch_experts": (None, None),
+    "ep_router": (None, None),
+}
+"""Words of Hugging Face's ``tp_plan`` (transformers 5) -> how weights are sharded, and the module's result.
+
+Columns are outputs: dim -2 of a weight, the last dim of the result, and the bias; rows are inputs, dim -1 of a weight. None: left to the
+solver."""
+LEFT_OPEN = ("packed_colwise", "packed_rowwise")
+"""Styles of weights that hold several matrices side by side: no layout shards each of them."""
+
+
+@dataclass(frozen=True)
+class ByName(AxisPlan):
+    """Styles of modules or parameters by glob; names may lack the name of the base model (``model.``)."""
+
+    styles: tuple[tuple[str, str], ...]
+
+    def _style(self, name: str) -> tuple[str | None, str | None]:
+        return next((STYLES[style] for glob, style in self.styles if _names(glob, name)), (None, None))
+
+    def parameter(self, name: str, shape: Shape) -> Placement | None:
+        how = self._style(name)[0] or self._style(name.rpartition(".")[0])[0]
+        if how is None:
+            return None
+        matrix = len(shape) > 1
+        dim = {COLUMNS: len(shape) - 2 if matrix else 0, ROWS: len(shape) - 1 if matrix else None, FIRST: 0}.get(how)
+        return Replicate() if dim is None else Shard(dim)
+
+    def result(self, module: str, shape: Shape, first: Shape) -> Placement | None:
+        how = self._style(module)[1]
+        return None if how is None or not shape else Shard(len(shape) - 1) if how == COLUMNS else Replicate()
+
+    def unmatched(self, names: Collection[str]) -> list[str]:
+        return [glob for glob, _ in self.styles if not any(_names(glob, name) for name in names)]
+
+
+def _names(glob: str, name: str) -> bool:
+    return bool(name) and (fnmatchcase(name, glob) or fnmatchcase(name, f"*.{glob}"))
+
+
 @dataclass(frozen=True)
 class HybridShard:
     """For a pair of axes: ``{("dp_replicate", "dp_shard"): HybridShard()}``."""
@@ -123,7 +200,7 @@ def read_parallel(given: Any, mesh: Mesh) -> dict[str, AxisPlan]:
     """
     if given is None or given == AUTO:
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping) or (given and not _is_by_axis(given, mesh)):
         if mesh.ndim > (2 if isinstance(given, HybridShard) else 1):
             what = f"{given!r:.60} does not say for which axis, and the mesh has {', '.join(mesh.axis_names)}"
             raise OptionError(what, where="parallel", remedy=f"name it: parallel={{{mesh.axis_names[0]!r}: ...}}")
@@ -147,10 +224,29 @@ def _read(axes: Any, word: Any, mesh: Mesh) -> dict[str, AxisPlan]:
             remedy = 'give the axis of replicas and the axis of shards: {("dp_replicate", "dp_shard"): HybridShard()}'
             raise OptionError(f"HybridShard is for two axes, not for {names}", where="parallel", remedy=remedy)
         return {names[0]: DataParallel(), names[1]: FullyShard(word.dim)}
+    if isinstance(word, Mapping):
+        return dict.fromkeys(names, _by_name(word))
     if not isinstance(word, AxisPlan):
-        remedy = f'give "auto" or one of {", ".join(f"{w.__name__}()" for w in WORDS)}'
+        remedy = f'give "auto", {", ".join(f"{w.__name__}()" for w in WORDS)}, or {{"layers.*.up": "colwise"}}'
         raise OptionError(f"{word!r:.60}, given for {axes!r}, is {a_kind(word)}", where="parallel", remedy=remedy)
     return dict.fromkeys(names, word)
+
+
+def _is_by_axis(given: Mapping[Any, Any], mesh: Mesh) -> bool:
+    """Whether keys are axes: if none is, and all values are text, they are names of modules."""
+    axes = {axis for key in given for axis in (key if isinstance(key, tuple) else (key,))}
+    return bool(axes & set(mesh.axis_names)) or not all(isinstance(style, str) for style in given.values())
+
+
+def _by_name(styles: Mapping[Any, Any]) -> ByName:
+    for name, style in styles.items():
+        if not isinstance(name, str) or style not in STYLES:
+            kind = closest(style, STYLES) if isinstance(style, str) else ": torch's styles are applied by fxshard.parallelize_module"
+            what = f"{name!r}: {style!r:.60} is not a style of a module's weights{kind}"
+            raise OptionError(what, where="parallel", remedy=f"give one of {', '.join(STYLES)}")
+        if style in LEFT_OPEN:
+            log.warning("%r: %r shards each of several matrices in one weight; the solver chooses for the weight as a whole", name, style)
+    return ByName(tuple(styles.items()))
 
 
 def of_inputs(parallel: Parallel, shapes: Mapping[str, Shape]) -> dict[str, dict[str, Placement]]:
@@ -159,21 +255,4 @@ def of_inputs(parallel: Parallel, shapes: Mapping[str, Shape]) -> dict[str, dict
     An input is sharded along the dim that an axis cuts if this dim is as long as in the first input, and replicated otherwise.
     """
     first = next((shape for shape in shapes.values() if shape), ())
-    found: dict[str, dict[str, Placement]] = {}
-    for name, shape in shapes.items():
-        found[name] = {axis: placement_of_value(plan, shape, first) or Replicate() for axis, plan in parallel.items()}
-    return found
-
-
-def placement_of_value(plan: AxisPlan, shape: Sequence[int], first: Sequence[int]) -> Placement | None:
-    """``Shard`` of the dim that ``plan`` cuts, if a tensor of ``shape`` has it in common with the first input, of shape ``first``."""
-    dim = plan.cut
-    return Shard(dim) if dim is not None and dim < min(len(shape), len(first)) and shape[dim] == first[dim] else None
-
-
-def of_results(parallel: Parallel, shape: Sequence[int], first: Sequence[int]) -> Iterator[tuple[str, Placement]]:
-    """(axis, placement) of a module's result, as far as the plans say."""
-    for axis, plan in parallel.items():
-        placement = placement_of_value(plan, shape, first)
-        if placement is not None:
-            yield axis, placement
+    return {name: {axis: plan.value(shape, first) or Replicate() for axis, plan in parallel.items()} for name, shape in shapes.items()}

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import fxshard
 from examples.llama import Llama
@@ -116,6 +118,44 @@ def test_expert_parallelism_shards_the_experts() -> None:
     torch.testing.assert_close(result.outputs, model(x).detach())
 
 
+def hugging_face(**options: Any) -> tuple[Any, Tensor]:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **options
+    )
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 64, (2, 6), generator=torch.Generator().manual_seed(1))
+    return LlamaForCausalLM(config).double().eval(), tokens
+
+
+def test_the_tp_plan_of_a_hugging_face_model(caplog: pytest.LogCaptureFixture) -> None:
+    model, tokens = hugging_face(use_cache=False, attention_bias=True)
+    styles = {**model.config.base_model_tp_plan, "lm_head": "colwise_gather_output", "embed_tokens": "embedding_rowwise"}
+    plan = fxshard.plan(model, (tokens,), fxshard.Mesh({"tp": 2}), train=False, parallel={"tp": styles}, cache=False)
+    layer = {
+        "self_attn_q_proj": "S(0)",
+        "self_attn_k_proj": "S(0)",
+        "self_attn_o_proj": "S(1)",
+        "mlp_gate_proj": "S(0)",
+        "mlp_up_proj": "S(0)",
+        "mlp_down_proj": "S(1)",
+    }
+    want = {f"model_layers_{i}_{name}_weight": layout for i in range(2) for name, layout in layer.items()}
+    want |= {"lm_head_weight": "S(0)", "model_embed_tokens_weight": "S(0)", "model_layers_0_self_attn_q_proj_bias": "S(0)"}
+    want |= {"model_layers_0_self_attn_o_proj_bias": "R"}
+    assert {name: str(plan.specs[name].outputs[0]) for name in want} == want
+    assert not [r for r in caplog.records if "matches no module" in r.message]
+    out = fxshard.simulate(model, (tokens,), plan).outputs
+    torch.testing.assert_close(out.logits, model(tokens).logits.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_styles_that_match_nothing_or_cannot_be_laid_out_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    model, tokens = hugging_face(use_cache=False)
+    styles = {"layers.*.self_attn.qkv_proj": "packed_colwise"}
+    fxshard.plan(model, (tokens,), fxshard.Mesh({"tp": 2}), train=False, parallel={"tp": styles}, cache=False)
+    said = " ".join(r.getMessage() for r in caplog.records)
+    assert "'layers.*.self_attn.qkv_proj', which matches no module" in said and "each of several matrices" in said
+
+
 def test_what_is_pinned_counts_instead() -> None:
     plan = planned({"dp": 2}, FullyShard(), pins={"output.weight": "R", "layers.0.attention.wq.weight": "S(1)"}, input_layouts="R")
     found = {name: str(plan.specs[name].outputs[0]) for name in ("output_weight", "layers_0_attention_wq_weight", "args_0", "norm_weight")}
@@ -128,6 +168,8 @@ def test_what_is_pinned_counts_instead() -> None:
         ({"dp": 2, "tp": 2}, FullyShard(), "does not say for which axis, and the mesh has dp, tp"),
         ({"dp": 2}, {"dpp": FullyShard()}, "no axis 'dpp'.*dp"),
         ({"dp": 2}, {"dp": "fsdp"}, "'fsdp', given for 'dp'"),
+        ({"tp": 2}, {"layers.*.attention.wq": "colwse"}, "'colwse' is not a style(.|\\n)*colwise"),
+        ({"tp": 2}, {"tp": {"layers.*.attention.wq": ColwiseParallel()}}, "torch's styles are applied by fxshard.parallelize_module"),
         ({"dp": 2}, {"dp": HybridShard()}, "HybridShard is for two axes"),
     ],
 )

@@ -19,7 +19,7 @@ from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, ou
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
-from fxshard.passes.planning.parallel_axes import said_by_words
+from fxshard.passes.planning.parallel_axes import said_by_words, warn_of_unmatched
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.plans.parallel import Parallel
 from fxshard.plans.plan_data import OpSpec, again
@@ -157,9 +157,13 @@ class _Reader:
 
     def read_words(self, parallel: Parallel) -> None:
         """Adds what one-word plans say where nothing else is said of the same tensor and axis."""
-        before = dict(self.values)
+        warn_of_unmatched(self.graph, parallel)
+        before, known = dict(self.values), set()
         for said in said_by_words(self.graph, parallel):
             axis = self.mesh.axis(said.axis)
+            if (said.node, axis) in known:  # several modules return it: the innermost, which came first, counts
+                continue
+            known.add((said.node, axis))
             if not any(c.pattern[axis] is not None and not c.forbidden for c in before.get(said.node, ())):
                 place = Place(said.node)
                 found = pattern({said.axis: said.placement}, self.mesh, self._dims(place), said.node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,9 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.graph.planning_graph import PlanningGraph, example_shape
-from fxshard.plans.parallel import Parallel, of_inputs, of_results
+from fxshard.plans.parallel import Parallel, of_inputs
+
+log = logging.getLogger("fxshard")
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,21 @@ def said_by_words(graph: PlanningGraph, parallel: Parallel) -> Iterator[Said]:
                 yield Said(end.node, axis, placement, texts[axis])
             if plan.is_never_whole(end.name, shapes[end.name]):
                 yield Said(end.node, axis, Replicate(), texts[axis], forbidden=True)
-    yield from _results(graph, parallel, texts, next((shape for shape in batches.values() if shape), ()), set(nodes.values()))
+    first = next((shape for shape in batches.values() if shape), ())
+    inputs = set(nodes.values())
+    for module, calls in graph.returned.items():
+        for node in dict.fromkeys(node for call in calls for node in call if node is not None and node not in inputs):
+            shape = example_shape(graph.by_name[node].meta["val"].shape)
+            for axis, plan in parallel.items():
+                placement = plan.result(module, shape, first)
+                if placement is not None:
+                    yield Said(node, axis, placement, texts[axis])
 
 
-def _results(graph: PlanningGraph, parallel: Parallel, texts: dict[str, str], first: tuple[int, ...], inputs: set[str]) -> Iterator[Said]:
-    values = {node: None for calls in graph.returned.values() for call in calls for node in call if node is not None and node not in inputs}
-    for node in values:
-        for axis, placement in of_results(parallel, example_shape(graph.by_name[node].meta["val"].shape), first):
-            yield Said(node, axis, placement, texts[axis])
+def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel) -> None:
+    """Logs the names in plans that match no module and no parameter of the graph."""
+    names = {*(end.name for end in graph.inputs_of("parameter")), *graph.aliases, *graph.returned}
+    names |= {name.rpartition(".")[0] for name in names}
+    for axis, plan in parallel.items():
+        for glob in plan.unmatched(names):
+            log.warning("parallel[%r] names %r, which matches no module or parameter of the model", axis, glob)

@@ -51,7 +51,8 @@ def parallelize_module(
         device_mesh: by default that of ``with device_mesh:``. A part of a mesh (``mesh["tp"]``) will do.
         parallelize_plan: styles by module name (``{"layers.*.attn.w[qkv]": ColwiseParallel()}``, wildcards as in torch), or one style for
             ``module`` itself; with several axes, what each is for, by its name: ``{"dp": FullyShard(), "tp": {"up": ColwiseParallel()}}``,
-            where a one-word plan (``fxshard.plans.parallel``) may stand for styles. "auto", or no plan, leaves the choice to the solver.
+            where a one-word plan or a ``tp_plan`` of Hugging Face (``fxshard.plans.parallel``) may stand for styles. "auto", or no plan,
+            leaves the choice to the solver.
         src_data_rank: as in torch, the rank within each axis whose weights count; None: each rank shards its own.
         options: those of ``parallelize``.
 
@@ -94,17 +95,22 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
     names = as_mesh(mesh).axis_names
     if plan is None or plan == AUTO:
         return {}, {}
-    if isinstance(plan, WORDS):
-        return {}, read_parallel(plan, as_mesh(mesh))
     if isinstance(plan, Mapping) and plan and all(set(key if isinstance(key, tuple) else (key,)) <= set(names) for key in plan):
-        words = {axis: one for axis, one in plan.items() if one is None or one == AUTO or isinstance(one, WORDS)}
+        words = {axis: one for axis, one in plan.items() if one is None or one == AUTO or _is_word(one)}
         return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
+    if _is_word(plan):
+        return {}, read_parallel(plan, as_mesh(mesh))
     styles = _checked(plan, None)
     if len(names) > 1:
         what = f"styles are for one axis, and the mesh has {', '.join(names)}"
         remedy = f"name the axis, parallelize_plan={{{names[-1]!r}: {{...}}}}, or pass a part of the mesh: mesh[{names[-1]!r}]"
         raise OptionError(what, where="parallelize_plan", remedy=remedy)
     return {names[0]: styles}, {}
+
+
+def _is_word(plan: Any) -> bool:
+    """Whether it is for the planner: a one-word plan, or styles by their Hugging Face names."""
+    return isinstance(plan, WORDS) or (isinstance(plan, Mapping) and bool(plan) and all(isinstance(one, str) for one in plan.values()))
 
 
 def _checked(styles: Any, axis: str | None) -> Styles:
