@@ -1,4 +1,4 @@
-"""Transfers: their cost, bounds by message passing with any split of their prices, and their forms as nodes and edges."""
+"""Transfers: their cost, and their forms as nodes and edges."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem, Transfer, solve
 from fxshard.solver.bounds import relax
-from fxshard.solver.bounds.multipliers import RowPrices
 from fxshard.solver.bounds.relax import Relaxation
-from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.primal.local_search import Polish
 from fxshard.solver.problem.arrays import starts
 from fxshard.solver.problem.budget import Budget
-from fxshard.solver.problem.infeasible import Exhausted
-from fxshard.solver.problem.model import Model
 from fxshard.solver.problem.transfers import Transfers
 from tests.solver.expanded import expand
-from tests.solver.problems import brute_force, integer_model, optimum, plans, swept, with_rows, with_transfers
+from tests.solver.problems import brute_force, integer_model, plans, with_transfers
 
 PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])
 
@@ -74,66 +70,6 @@ def test_polish_keeps_local_costs_up_to_date(problem: PlacementProblem) -> None:
                 other = np.where(np.arange(len(model)) == node, state, polish.choices)
                 cost = model.evaluate(other) - model.evaluate(polish.choices)
                 assert here[state] - here[polish.choices[node]] == cost
-
-
-def allowed(problem: PlacementProblem) -> Model | None:
-    """The model without forbidden states, which sweeps require; None if nothing is left."""
-    try:
-        return Relaxation(integer_model(problem), None, Budget()).ascent.model
-    except Exhausted:
-        return None
-
-
-@settings(max_examples=100)
-@given(with_transfers())
-def test_the_bound_with_transfers_is_valid_after_every_sweep(problem: PlacementProblem) -> None:
-    model = allowed(problem)
-    if model is None:
-        return
-    for sweeper in swept(model, 8):
-        check_splits(sweeper)
-
-
-def check_splits(sweeper: Sweeper) -> None:
-    """The shares of a price that readers of a layout have add up to the price."""
-    for index, transfer in enumerate(sweeper.model.transfers):
-        total, wanted = np.zeros(transfer.prices.shape), np.zeros(transfer.prices.shape, dtype=bool)
-        for k, link in enumerate(sweeper.links):
-            if link.transfer == index:
-                table = sweeper.splits.table(k) if link.i == transfer.source else sweeper.splits.table(k).T
-                cells = np.ix_(np.unique(transfer.have), np.unique(transfer.readers[link.reader][1]))
-                assert (table >= 0).all()
-                total[cells] += table
-                wanted[cells] = True
-        np.testing.assert_array_equal(total[wanted], transfer.prices[wanted])
-
-
-@settings(max_examples=100)
-@given(with_rows(memory=True), st.integers(0, 2**32))
-def test_changed_prices_are_split_too(problem: PlacementProblem, seed: int) -> None:
-    model = allowed(problem)
-    if model is None:
-        return
-    sweeper, rows, rng = Sweeper(model), RowPrices(model), np.random.default_rng(seed)
-    for times in (1.0, 5.0, 0.5, 0.0):
-        sweeper.sweep(0)
-        sweeper.sweep(1)
-        multipliers = rows.round(rng.random(len(model.limits)) * times)
-        sweeper.set_costs(sweeper.theta.copy(), rows.rates(multipliers))
-        sweeper.model = replace(model, transfers=rows.transfers(multipliers) or model.transfers)
-        check_splits(sweeper)
-        assert sweeper.sweep(0) <= optimum(sweeper.model)
-
-
-@settings(max_examples=60)
-@given(with_transfers(), st.integers(0, 2**32))
-def test_the_bound_is_valid_for_any_split(problem: PlacementProblem, seed: int) -> None:
-    model = allowed(problem)
-    if model is None:
-        return
-    sweeper, rng = Sweeper(model), np.random.default_rng(seed)
-    sweeper.splits.rebalance(np.floor(rng.random(len(sweeper.splits.values)) * 20))
-    assert sweeper.sweep(1) <= optimum(model)
 
 
 @settings(max_examples=120)

@@ -81,6 +81,20 @@ def test_distances() -> None:
     assert {"S(1), R, S(0), S(1) -> P", "R, S(1), S(1), R -> S(1)"} <= check("aten._cdist_backward.default", real(5, 4), x, y, 2.0, d)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "batch", "points"),
+    [
+        ((5, 3), (2, 4, 3), "S(0), R, S(0), S(0) -> S(0)", "S(1), S(0), R, S(1) -> S(1)"),
+        ((2, 5, 3), (4, 3), "S(0), S(0), R, S(0) -> S(0)", "S(1), S(1), R, S(1) -> S(1)"),
+    ],
+)
+def test_gradients_of_distances_between_a_batch_and_one_set(a: tuple[int, ...], b: tuple[int, ...], batch: str, points: str) -> None:
+    """Either operand may have no batch; the gradient has it."""
+    x, y = real(*a), real(*b)
+    far = torch.ops.aten._cdist_forward(x, y, 2.0, None)
+    assert {batch, points} <= check("aten._cdist_backward.default", real(2, 5, 4), x, y, 2.0, far)
+
+
 @pytest.mark.parametrize(("p", "pending"), [(0.0, "P"), (1.0, "P"), (math.inf, "P(max)"), (2.0, None), (1.5, None)])
 def test_distances_over_sharded_columns(p: float, pending: str | None) -> None:
     """The root of a sum cannot be pending. Gradients need only the distances and their own columns."""

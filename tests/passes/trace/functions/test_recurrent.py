@@ -135,6 +135,25 @@ def test_the_batch_may_be_dynamic_and_the_length_may_not() -> None:
         trace(model, (x,), dynamic=dynamic_dims(model, (x,), {}, ({0: "steps"},)))
 
 
+class SomeSequences(nn.Module):
+    """Reads the sequences with a positive sum: how many they are is known only at run time."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[:, x.sum((0, 2)) > 0])[0].sum()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_the_batch_may_be_known_only_at_run_time(kind: Any) -> None:
+    """Torch's own fakes of these modules ask whether it is empty."""
+    model, x = SomeSequences(kind(3, 4)), draw(2, 6, 3)
+    assert 0 < (x.sum((0, 2)) > 0).sum() < 6
+    assert_equal_to_one_device(fxshard.simulate(model, (x,), mesh=TWO), one_device(model, (x,), {}))
+
+
 class Packs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
