@@ -20,7 +20,8 @@ Limits of Dynamo, which apply before this backend sees a graph:
   ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Both affect that propagation only; what runs is fxshard's plan.
   With both, a Llama with DTensor parameters is one graph. A batch that the mesh does not divide fails where dims are
   flattened, as does any operator without a DTensor strategy; ``fxshard.parallelize`` does not have that limit.
-- A compiled graph may not call DTensor methods that concern its shards (``to_local``, ``redistribute``, ...).
+- A compiled graph may not call DTensor's API (``from_local``, ``to_local``, ``redistribute``, ...), as the hooks of torch's parallel
+  styles do: ``fxshard.parallelize_module`` captures these.
 
 Without the option ``mesh`` a call runs on the mesh of the DTensors in its graph, else on that of ``with device_mesh:`` around it, else
 on the default process group as one axis. Outputs that are views of an input, or of another output, are views. docs/torch-compile.md
@@ -51,7 +52,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.size_inputs import add_size_inputs
 from fxshard.runtime.backend.backend_options import BackendOptions, backend_options
-from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
+from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, refuse_dtensor_calls, specialised, trace_graph
 from fxshard.runtime.backend.graph_outputs import Output, output_kind
 from fxshard.runtime.backend.graph_requests import NamedTensors, check_weight_layouts, request_of
 from fxshard.runtime.backend.graph_runner import graph_runner, with_outputs
@@ -204,6 +205,7 @@ class GraphPrograms:
         ``dims``: by default the open sizes, less those that the programs so far show to be static. ``retry``: whether a program was just
         planned for this call and does not serve it. Every rank calls this, with the same sizes and numbers.
         """
+        refuse_dtensor_calls(self.graph.module)
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
             start_compiler_check(self.options.cache)

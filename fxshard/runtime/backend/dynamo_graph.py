@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree
 from fxshard.errors import TraceError
@@ -90,6 +90,19 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoG
     arguments = tuple(_argument_index(source, variables) for source, _ in sources)
     sizes = open_sizes(placeholders)
     return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, fragment, sizes)
+
+
+DTENSOR_METHODS = ("redistribute", "to_local", "full_tensor")
+
+
+def refuse_dtensor_calls(module: fx.GraphModule) -> None:
+    """Raises TraceError for calls of DTensor's API: they are made for shards, whose sizes are constants in what Dynamo captured."""
+    for node in module.graph.nodes:
+        named = getattr(node.target, "__qualname__", "") if node.op == "call_function" else ""
+        called = node.target if node.op == "call_method" else named.removeprefix("DTensor.")
+        if called in DTENSOR_METHODS or named.startswith("DTensor.") or node.target is distribute_tensor:
+            remedy = "shard the model by fxshard.parallelize_module, which captures such calls; or leave them out of the compiled function"
+            raise TraceError(f"the graph calls {called} of a DTensor", where=source_line(node), remedy=remedy)
 
 
 def _argument_index(source: str, variables: Sequence[str]) -> int:

@@ -336,7 +336,12 @@ def warned_and_refused() -> None:
     with pytest.raises(fxshard.FxshardError, match=r"styles are for one axis, and the mesh has dp, tp(.|\n)*'tp'"):
         fxshard.parallelize_module(made(), both, LINEAR)
     with pytest.raises(fxshard.FxshardError, match="is not a module's name and a ParallelStyle"):
-        styled({"layers.*.up": "colwise"})
+        styled({"layers.*.up": 3})
+    with pytest.raises(fxshard.FxshardError, match=r"'colwse' is not a style(.|\n)*colwise"):
+        styled({"layers.*.up": "colwse"})(tokens())
+    theirs = parallel.parallelize_module(made(), mesh(), LINEAR)
+    with pytest.raises(fxshard.FxshardError, match=r"the graph calls from_local of a DTensor(.|\n)*parallelize_module"):
+        torch.compile(theirs, backend="fxshard")(tokens())
 
     part = mesh()
 
