@@ -11,6 +11,7 @@ from torch import fx
 from fxshard._torch_compat.sizes.symbols import is_symbolic, surely
 from fxshard.layout.layouts import chunk, chunk_lengths
 from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.strategies.engine.local import emit_padding
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -26,17 +27,10 @@ def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 def padded(local: LocalGraph, x: fx.Node, amounts: Sequence[int], value: float) -> fx.Node:
     """``constant_pad_nd``; of a dense copy if all amounts may be 0: then torch's kernel keeps the strides of ``x``, while the value in the
-    graph is dense at all sizes.
-
-    Bools are padded as bytes: Inductor (2.13) writes C++ that does not compile for the padding of bools that were computed from bytes and
-    indexed.
-    """
-    if x.meta["val"].dtype == torch.bool:
-        as_bytes = local.emit(aten._to_copy.default, x, dtype=torch.uint8)
-        return local.emit(aten._to_copy.default, padded(local, as_bytes, amounts, int(value)), dtype=torch.bool)
+    graph is dense at all sizes."""
     if not any(surely(amount > 0) for amount in amounts):
         x = contiguous(local, x)
-    return local.emit(aten.constant_pad_nd.default, x, list(amounts), value)
+    return emit_padding(local.emit, x, amounts, value)
 
 
 def cut_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:

@@ -6,7 +6,7 @@ shard in the global tensor (``local=`` functions, which get a ``LocalContext``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,8 @@ from torch import fx
 
 from fxshard.graph.call import Call
 from fxshard.layout.layouts import Layout
+
+aten = torch.ops.aten
 
 
 class LocalContext(Protocol):
@@ -59,6 +61,15 @@ It must depend only on the context and on the operands' shapes, strides and dtyp
 """
 
 
+def emit_padding(emit: Callable[..., fx.Node], x: fx.Node, amounts: Sequence[int], value: float) -> fx.Node:
+    """Emits ``constant_pad_nd``. Bools are padded as bytes: Inductor (2.13) writes C++ that does not compile for the padding of bools that
+    were computed from bytes and indexed."""
+    if x.meta["val"].dtype != torch.bool:
+        return emit(aten.constant_pad_nd.default, x, list(amounts), value)
+    as_bytes = emit(aten._to_copy.default, x, dtype=torch.uint8)
+    return emit(aten._to_copy.default, emit(aten.constant_pad_nd.default, as_bytes, list(amounts), int(value)), dtype=torch.bool)
+
+
 def on_contiguous(form: LocalForm, accepts: Callable[[torch.Tensor], bool] | None = None) -> LocalForm:
     """``form`` on contiguous copies of the operands that it does not ``accept``.
 
@@ -82,4 +93,4 @@ def _contiguous(ctx: LocalContext, value: Any, accepts: Callable[[torch.Tensor],
     tensor = value.meta["val"] if isinstance(value, fx.Node) else value
     if not isinstance(tensor, torch.Tensor) or accepts(tensor):
         return value
-    return ctx.emit(torch.ops.aten.clone.default, value, memory_format=torch.contiguous_format)
+    return ctx.emit(aten.clone.default, value, memory_format=torch.contiguous_format)

@@ -13,7 +13,7 @@ from torch import fx
 from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
-from fxshard.strategies.engine.local import LocalContext
+from fxshard.strategies.engine.local import LocalContext, emit_padding
 from fxshard.strategies.engine.registry import register, replaced
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
         for i in cut:
             dim = 2 if i < mask else len(shapes[i]) - 2
             if i < mask or known_equal(shapes[i][dim], rows):
-                args[i] = ctx.emit(aten.constant_pad_nd.default, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
+                args[i] = emit_padding(ctx.emit, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
     if ctx.call.arg(mask + 1):
         args = list(replaced(tuple(args), {mask: _causal(ctx, query, some), mask + 1: False}))
     results = ctx.emit(ctx.target, *args, **ctx.kwargs)

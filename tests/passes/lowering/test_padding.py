@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.lowering.local_graph import FAKES, NUMBERS, LocalGraph, SymbolicValues
 from fxshard.passes.lowering.shaping import pad_to
-from fxshard.shapes import instantiated
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values, sizes_of_call
+from fxshard.shapes import dynamic_dims, instantiated
 
 aten = torch.ops.aten
 
@@ -47,3 +54,28 @@ def test_inductor_compiles_the_padding_of_bools_that_were_bytes() -> None:
     torch._dynamo.reset()
     (have,) = torch.compile(module)(given)
     assert torch.equal(have, want)
+
+
+class Masked(nn.Module):
+    """Attention with a bool mask that depends on the argument."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = x.unflatten(-1, (2, 4)).transpose(0, 1)[None]
+        return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=(x[:, :1] < x[:, :1].T) | torch.eye(len(x), dtype=torch.bool))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_mask_of_attention_is_padded_as_bytes(size: int) -> None:
+    """Queries are sharded, and the shard may have none."""
+    model, example = Masked(), (torch.randn(7, 8, dtype=torch.float64),)
+    dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, example, {}, ({0: "n"},)))
+    graph = trace(model, example, dynamic=dims, train=False)
+    pins = {n.name: "S(2)" for n in graph.nodes if str(n.target) == "fxshard.sdpa.default"}
+    pins = {name: (layout, None) for name, layout in pins.items()}
+    program = lower_plan(graph, plan_graph(graph, Mesh({"a": 2}), Request(train=False, pins=pins, cache=False)))
+    (module,) = program.modules.values()
+    padded = [n.args[0].meta["val"].dtype for n in module.graph.nodes if n.target is aten.constant_pad_nd.default]
+    assert torch.uint8 in padded and torch.bool not in padded
+    args = (torch.randn(size, 8, dtype=torch.float64),)
+    at = program_at(program, sizes_of_call(program, args, {}))
+    torch.testing.assert_close(simulate_program(at, program_values(at, model, args)).outputs, model(*args), rtol=1e-9, atol=1e-12)
