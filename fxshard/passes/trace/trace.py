@@ -13,10 +13,9 @@ from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from fxshard._torch_compat import (
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.aot import (
     BufferAOTInput,
-    FakeTensor,
-    FakeTensorMode,
     GradAOTOutput,
     InputMutationAOTOutput,
     ParamAOTInput,
@@ -24,16 +23,14 @@ from fxshard._torch_compat import (
     PlainAOTOutput,
     TangentAOTInput,
     aot_export_joint_with_descriptors,
-    flex_attention_of_any_device,
-    noted_side_effects,
-    pytree,
-    sizes_from_data,
-    storage_key,
 )
-from fxshard._torch_compat.dynamo.capture import without_code, without_guards, without_headers
+from fxshard._torch_compat.dynamo.capture import sizes_from_data, without_code, without_guards, without_headers
 from fxshard._torch_compat.dynamo.functions import all_functions
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard._torch_compat.dynamo.kernels import kernels_captured
+from fxshard._torch_compat.dynamo.side_effects import noted_side_effects
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode, storage_key
+from fxshard._torch_compat.flex_attention import flex_attention_of_any_device
 from fxshard._torch_compat.sizes.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
 from fxshard.graph.objects import OutcomeSpec, on_cpu, open_call

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard._torch_compat import FakeTensor, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor
 from fxshard.errors import RunError
 from fxshard.graph.objects import Opened, Outcome, open_call
 from fxshard.graph.planning_graph import UNKNOWN, constants_of

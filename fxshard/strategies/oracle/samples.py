@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import pytree, schema_of
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.operators import schema_of
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.strategies.engine.conversion import is_inexact

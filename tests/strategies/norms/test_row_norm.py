@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.passes.trace.functions.norms import NORMS
 from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, Function, simulated

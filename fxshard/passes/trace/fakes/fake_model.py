@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard._torch_compat import FakeTensorMode, own_tensors, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.calls import own_tensors
 from fxshard._torch_compat.dynamo.hooks import without_hooks
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.objects import on_cpu
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensor
+from fxshard._torch_compat.fakes import FakeTensor
 from fxshard._torch_compat.sizes.divisions import divisions_by_zero
 from fxshard._torch_compat.sizes.symbols import (
     SymbolEnv,

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import OpOverload, schema_of
+from fxshard._torch_compat import OpOverload
+from fxshard._torch_compat.operators import schema_of
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 

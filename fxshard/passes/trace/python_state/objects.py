@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxshard._torch_compat import FakeTensorMode, capture_dynamo_graph, captured_out_spec, pytree
+from fxshard._torch_compat import capture_dynamo_graph, pytree
+from fxshard._torch_compat.dynamo.capture import captured_out_spec
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.objects import (
     LISTS,

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.sizes.needless_guards import run_on_symbols
 from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
 
