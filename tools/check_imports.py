@@ -27,7 +27,6 @@ FLOORS = (
     "_torch_compat files collecting timeline",
     "sizes text_table memory_profile mesh shapes",
     "layout graph",
-    "ops.norms",
     "plans ops",
     "strategies.engine",
     "strategies.tensors disk_cache",
