@@ -8,13 +8,13 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
 from fxshard.inspect.data import Subject, plan_of, traffic
 from fxshard.plans.plan_data import PlannedCollective, by_cause
 from fxshard.plans.plan_text import merged_names_with_counts, summary_rows
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ShardedProgram
-from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled
 
 

@@ -8,12 +8,12 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.plans.plan_data import AGAIN, OpSpec, PlanData, PlannedNode, Redistribution
 from fxshard.plans.plan_text import cost_text, merged_names, time_text
-from fxshard.sizes import size_text
 from fxshard.text_table import fitted
 
 SHOWN = 10

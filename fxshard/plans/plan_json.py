@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
 from fxshard.files import Field, Readers, atomic_file, parse_json, read_bytes, write_json
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
-from fxshard.layout.layouts import Folded, Layout, check_layout, placement_str
+from fxshard.layout.layouts import FoldedShard, Layout, check_layout, placement_str
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
 from fxshard.memory_profile import KINDS
 from fxshard.mesh.hardware import HARDWARE
@@ -373,7 +373,7 @@ def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
         return read_layout(field, Mesh({"one": 1}), shape)[0]
     if int(folded[1]) >= len(shape):
         raise field.fail(f"{field.text()} is for a tensor of more than {len(shape)} dims", FIX)
-    return Folded(int(folded[1]), tuple(map(int, folded[2].split(","))))
+    return FoldedShard(int(folded[1]), tuple(map(int, folded[2].split(","))))
 
 
 def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:

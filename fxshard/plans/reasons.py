@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, Redistribution
 from fxshard.plans.plan_text import NAMES_WIDTH, cost_text, earlier_redistribution
-from fxshard.sizes import size_text
 from fxshard.text_table import fitted, listed
 
 ModuleOf = Callable[[str], str | None]

@@ -44,8 +44,8 @@ class DynamicDim(Ranged):
     """A size that may change from call to call.
 
     ``places``: every (path of the tensor, dim) that has this size, such as ``args[0]`` and 1; ``example``: its value in the example;
-    ``least``, ``most``: the user's range, both included. ``asked``: whether the user requires it to be dynamic; otherwise tracing may find
-    it static. ``uneven``: whether shards of unequal sizes are supported, so that any size is allowed.
+    ``least``, ``most``: the user's range, both included. ``required``: whether the user requires that it is dynamic; otherwise tracing may
+    find it static. ``uneven``: whether shards of unequal sizes are supported, so that any size is allowed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class DynamicDim(Ranged):
     example: int
     least: int = 1
     most: int | None = None
-    asked: bool = True
+    required: bool = True
     uneven: bool = False
 
     def __str__(self) -> str:
@@ -205,7 +205,7 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor, ranges: Mapping[str, 
                 f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number"
             )
         one = _read(said, path, dim % value.dim(), int(value.shape[dim]), ranges)
-        if one is not None and (one.asked or one.allows(one.example)):
+        if one is not None and (one.required or one.allows(one.example)):
             one.check(one.example)
             yield one
 
@@ -223,7 +223,7 @@ def _read(said: Any, path: str, dim: int, size: int, ranges: Mapping[str, tuple[
         name = said if isinstance(said, str) else said.__name__
         return DynamicDim(name, place, size, *ranges.get(name, (1, None)))
     if hint in HINTS:
-        return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, asked=hint == "DYNAMIC")
+        return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, required=hint == "DYNAMIC")
     raise OptionError(
         f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name"
     )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import fx
 
+from fxshard.byte_sizes import exact_size
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
@@ -33,7 +34,6 @@ from fxshard.plans.constraints import OBJECTIVES
 from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, again
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import WeightedSizes
-from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
 
 WORK_LIMIT = 6e9
@@ -107,9 +107,9 @@ def solved(
     ``bound``: a lower bound on plans under the memory limit, in the unit of the objective.
     """
     try:
-        if formulation.floor is None:
+        if formulation.relaxed is None:
             return Session(formulation.problem, budget, formulation.start)
-        counts = Counts(formulation.problem, formulation.floor, partial(memory_over_time, annotated, constraints, formulation))
+        counts = Counts(formulation.problem, formulation.relaxed, partial(memory_over_time, annotated, constraints, formulation))
         return LimitedSession(counts, budget, formulation.start, bound)
     except InfeasibleError as error:
         raise infeasible_error(error, annotated, constraints, formulation, budget) from error
@@ -385,7 +385,7 @@ def _holds(annotated: Annotated, objective: str, until: float | None, requiremen
         return True
     try:
         made = formulate(annotated, _constraints_from(requirements), objective)
-        solve_within((made.floor or made.problem).without_costs(), Budget(left, WORK_LIMIT, grace=0.0))
+        solve_within((made.relaxed or made.problem).without_costs(), Budget(left, WORK_LIMIT, grace=0.0))
     except (InfeasibleError, ConstraintError):
         return False
     except NoPlanError:

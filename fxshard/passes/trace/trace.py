@@ -33,7 +33,7 @@ from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode, storage_key
 from fxshard._torch_compat.flex_attention import flex_attention_of_any_device
 from fxshard._torch_compat.sizes.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
-from fxshard.graph.objects import OutcomeSpec, on_cpu, open_call
+from fxshard.graph.objects import CallResultSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
@@ -174,7 +174,7 @@ def _capture(
         for capture in captures:
             stack.enter_context(capture)
 
-        def outcome() -> tuple[OutcomeSpec, Reads] | None:
+        def outcome() -> tuple[CallResultSpec, Reads] | None:
             twin = call.twin()
             return outcome_of_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
 

@@ -11,7 +11,7 @@ from torch import nn
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.fakes import FakeTensor
 from fxshard.errors import RunError
-from fxshard.graph.objects import Opened, Outcome, open_call
+from fxshard.graph.objects import CallResult, Opened, open_call
 from fxshard.graph.planning_graph import UNKNOWN, constants_of
 from fxshard.program.sharded_program import ShardedProgram
 
@@ -59,7 +59,7 @@ def returned_by_model(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
     ``changed``: new values of arguments by name.
     """
-    if not isinstance(result, Outcome):
+    if not isinstance(result, CallResult):
         return result
     paths = pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]
     named = [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]

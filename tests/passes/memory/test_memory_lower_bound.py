@@ -78,13 +78,13 @@ def check(graph: PlanningGraph, mesh: str, seeds: range) -> int:
         constraints_of(graph, parse_mesh(mesh), memory_limit=10**9, optimizer="adam"),
     )
     formulation = formulate(annotated, constraints)
-    assert formulation.floor is not None
+    assert formulation.relaxed is not None
     runs, redone = sorted(formulation.times.values()), 0
     for seed in seeds:
         choices = any_choices(formulation, seed)
         redone += any(choices[var] for var in formulation.blocks)
         held = memory_over_time(annotated, constraints, formulation, choices)
-        low, high = (usage(problem, choices, len(held)) for problem in (formulation.floor, formulation.problem))
+        low, high = (usage(problem, choices, len(held)) for problem in (formulation.relaxed, formulation.problem))
         ran = held[runs] > 0  # second runs that are not made hold nothing
         assert (low[runs] <= held[runs] + 1e-6)[ran].all(), f"seed {seed}"
         assert (held[runs] <= high[runs] + 1e-6)[ran].all(), f"seed {seed}"
@@ -99,7 +99,7 @@ def test_every_plan_is_between_the_counts(mesh: str, train: bool) -> None:
 
 
 def test_a_chain_is_counted_as_it_is() -> None:
-    """Where each value has one reader, views between them or not, the floor is what a plan holds."""
+    """Where each value has one reader, views between them or not, the relaxed problem is what a plan holds."""
 
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -109,11 +109,11 @@ def test_a_chain_is_counted_as_it_is() -> None:
     graph = trace(Chain(), (torch.randn(16, 8), torch.randn(8, 16), torch.randn(8, 8)), train=False)
     annotated, constraints = annotate(graph, mesh), constraints_of(graph, mesh, memory_limit=10**9)
     formulation = formulate(annotated, constraints)
-    assert formulation.floor is not None
+    assert formulation.relaxed is not None
     for seed in range(8):
         choices = any_choices(formulation, seed)
         held = memory_over_time(annotated, constraints, formulation, choices)
-        assert usage(formulation.floor, choices, len(held)) == pytest.approx(held), f"seed {seed}"
+        assert usage(formulation.relaxed, choices, len(held)) == pytest.approx(held), f"seed {seed}"
 
 
 def test_what_is_kept_and_returned_may_die_before_the_end() -> None:
