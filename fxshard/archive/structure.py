@@ -116,14 +116,10 @@ def _read(field: Field, found: list[int]) -> Any:
     ((kind, value),) = entries.items()
     if kind == "dict":
         pairs = [pair.items(2) for pair in value.items()]
-        return {_key(key): _read(part, found) for key, part in pairs}
+        return {key.value if type(key.value) is int else key.text(): _read(part, found) for key, part in pairs}
     parts = [_read(part, found) for part in value.items()]
     return tuple(parts) if kind == "tuple" else parts
 
 
 def _storable(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
-
-
-def _key(field: Field) -> str | int:
-    return field.value if type(field.value) is int else field.text()

@@ -216,10 +216,6 @@ class Opened:
         self.walk.part(value, "")
 
 
-def _flatten(opened: Opened) -> tuple[list[Any], tuple[ObjectState, ...]]:
-    return opened.walk.tensors, _all(opened.walk.nodes)
-
-
 def _flatten_with_keys(opened: Opened) -> tuple[list[tuple[Any, Any]], tuple[ObjectState, ...]]:
     walk = opened.walk
     return [(_Path(path), x) for path, x in zip(walk.paths, walk.tensors, strict=True)], _all(walk.nodes)
@@ -239,11 +235,12 @@ class _Path:
         return self.text
 
 
-def _unflatten(tensors: Any, nodes: tuple[ObjectState, ...]) -> Any:
-    return Builder(nodes, list(tensors)).objects[0]
-
-
-pytree.register_pytree_node(Opened, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
+pytree.register_pytree_node(
+    Opened,
+    lambda opened: (opened.walk.tensors, _all(opened.walk.nodes)),
+    lambda tensors, nodes: Builder(nodes, list(tensors)).objects[0],
+    flatten_with_keys_fn=_flatten_with_keys,
+)
 
 
 def open_call(

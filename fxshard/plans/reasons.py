@@ -16,10 +16,6 @@ ModuleOf = Callable[[str], str | None]
 """The module that returns a node's value, by the node's name; None if there is none or it is unknown."""
 
 
-def _unknown(node: str) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class EdgeEnd:
     """An end of an edge: the node and its operator, the layout that it produces or reads, the user's source line ("" if unknown)."""
@@ -84,7 +80,7 @@ def _row(place: EdgeEnd) -> tuple[str, str, str, str]:
     return str(place.layout), place.node, place.what, place.line
 
 
-def why_collective(plan: PlanData, index: int, module_of: ModuleOf = _unknown) -> CollectiveReason:
+def why_collective(plan: PlanData, index: int, module_of: ModuleOf = lambda node: None) -> CollectiveReason:
     """Why collective ``index`` of ``plan.collectives`` runs: its producer and readers. Raises PlanError if there is no such index."""
     count = len(plan.collectives)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:

@@ -122,7 +122,7 @@ class LimitedSession:
         return self._certified(found, bound)
 
     def _fitting(self, found: Solution, solving: Solving, extra: FloatArray, budget: Budget) -> tuple[Solution, FloatArray]:
-        """The best plan that fits, and the bytes added to the relaxed problem, which `found` solves. Raises `NoPlanError` if none is found."""
+        """The best plan that fits, and bytes added to the relaxed problem that `found` solves. Raises `NoPlanError` if there is none."""
         fits, rounds = self.counts.fits(found.choices), 0
         while not fits and rounds < ROUNDS:
             extra, rounds = self.counts.corrected(found.choices, extra), rounds + 1

@@ -155,9 +155,8 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= COST_TOLERANCE * plan.objective:
         bound = plan.objective
-    return _with_certificate(
-        plan, Certificate(formulation.unit, plan.objective, bound, solution.cut or plan.objective - bound > ROUNDING * plan.objective)
-    )
+    cut = solution.cut or plan.objective - bound > ROUNDING * plan.objective
+    return dataclasses.replace(plan, certificate=Certificate(formulation.unit, plan.objective, bound, cut))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,10 +221,6 @@ def _expanded(annotated: Annotated, decision: Decision) -> tuple[Annotated, Spec
     """The annotated graph and specs with recomputed nodes added; a second run has the spec of the first."""
     names = {again(name): name for nodes in decision.recomputed.values() for name in nodes}
     return expanded(annotated, decision.recomputed), {**decision.specs, **{new: decision.specs[old] for new, old in names.items()}}
-
-
-def _with_certificate(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
-    return dataclasses.replace(plan, certificate=certificate)
 
 
 def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool) -> PlannedNode:

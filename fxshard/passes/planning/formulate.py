@@ -379,7 +379,7 @@ class _Builder:
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
             prices, (given, wanted) = self.cache(
-                ("prices", *self.annotated.prices.extent(crossing.value), None, self._unreduced(crossing.value)),
+                ("prices", *self.annotated.prices.extent(crossing.value), None, crossing.value.name in self.graph.unreduced),
                 ends,
                 lambda: self._priced(crossing.value, ends, None),
             )
@@ -396,7 +396,7 @@ class _Builder:
         ends = [have, *(want for _, want in others)]
         beside = self.annotated.prices.overlap(node.name, places) if self.objective == "time" else None
         priced = partial(self._priced, node, ends, beside)
-        key = ("prices", *self.annotated.prices.extent(node), beside, self._unreduced(node))
+        key = ("prices", *self.annotated.prices.extent(node), beside, node.name in self.graph.unreduced)
         prices, (source_numbers, *numbers) = self.cache(key, ends, priced)
         distinct = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
         self.redistributed.append(Redistributed(node, len(self.transfers), tuple(ends), span))
@@ -411,21 +411,15 @@ class _Builder:
         number = {layout: k for k, layout in enumerate(layouts)}
         there = [layout for layout in layouts if layout is not None]
         some = np.ix_(*[[number[layout] for layout in there]] * 2)
-        paths = self._table(node, there)
+        paths = path_table_for(there, *self.annotated.prices.extent(node), self.mesh, self.price)
         prices = np.zeros((len(layouts), len(layouts)))
         joins = beside is not None and beside.joins
         prices[some] = _between(paths, paths.bucketed(bucketing_saving(self.mesh)) if joins else paths.prices, there)
         if beside is not None:
             prices[some] -= _between(paths, beside.hidden(paths.communication), there)
-        if self._unreduced(node):
+        if node.name in self.graph.unreduced:
             prices[some] = np.where(reduces_pending(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
-
-    def _unreduced(self, node: fx.Node) -> bool:
-        return node.name in self.graph.unreduced
-
-    def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> PathTable:
-        return path_table_for(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
         """A tangent has the layout of its output."""

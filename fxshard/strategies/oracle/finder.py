@@ -23,7 +23,6 @@ from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.engine.user_rules import functional_schema
 from fxshard.strategies.oracle.case import MIN_ELEMENTS, RANDOM
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, run
-from fxshard.strategies.oracle.search import Combination
 from fxshard.strategies.oracle.variants import variants
 from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Judged, Option, check_op, judge, valid_options
 
@@ -218,11 +217,8 @@ def _write(option: Option, name: str, ins: Tensors, outs: Tensors, reduce: dict[
 def _linear(options: Iterable[Option], positions: dict[int, int]) -> list[list[int]]:
     """Groups of arguments through which a pending sum passes to all outputs."""
     total = Partial("sum")
-    sums = [o.inputs for o in options if all(total in found for found in o.outputs) and _is_sum(o.inputs)]
+    of_sums = [o.inputs for o in options if all(total in found for found in o.outputs)]
+    sums = [inputs for inputs in of_sums if all(isinstance(p, Replicate) or p == total for p in inputs)]
     groups = [[i for i, p in enumerate(inputs) if p == total] for inputs in sums]
     by_position = {tuple(dict.fromkeys(positions[i] for i in group)) for group in groups if all(i in positions for i in group)}
     return [list(group) for group in sorted(by_position)]
-
-
-def _is_sum(inputs: Combination) -> bool:
-    return all(isinstance(p, Replicate) or p == Partial("sum") for p in inputs)

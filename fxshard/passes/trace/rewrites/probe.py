@@ -28,15 +28,11 @@ def returns_new_memory(graph: fx.Graph) -> bool:
     return len(set(leaves)) == len(leaves) and all(leaf.op == "call_function" and leaf.target in NEW for leaf in leaves)
 
 
-def _interpreted(module: fx.GraphModule, args: Sequence[Any]) -> Any:
-    return fx.Interpreter(module).run(*args)
-
-
 def probe(
     module: fx.GraphModule,
     args: Sequence[Any],
     grad: bool = False,
-    run: Callable[[fx.GraphModule, Sequence[Any]], Any] = _interpreted,
+    run: Callable[[fx.GraphModule, Sequence[Any]], Any] = lambda module, args: fx.Interpreter(module).run(*args),
 ) -> list[Any]:
     """The flat results of ``module`` on fake ``args``. ``grad``: with autograd enabled; ``run``: runs the module, a second time if its
     first run fails. Restores the user's random state."""
