@@ -235,11 +235,12 @@ class _Path:
         return self.text
 
 
+def _unflatten(tensors: Any, nodes: tuple[ObjectState, ...]) -> Any:
+    return Builder(nodes, list(tensors)).objects[0]
+
+
 pytree.register_pytree_node(
-    Opened,
-    lambda opened: (opened.walk.tensors, _all(opened.walk.nodes)),
-    lambda tensors, nodes: Builder(nodes, list(tensors)).objects[0],
-    flatten_with_keys_fn=_flatten_with_keys,
+    Opened, lambda opened: (opened.walk.tensors, _all(opened.walk.nodes)), _unflatten, flatten_with_keys_fn=_flatten_with_keys
 )
 
 
