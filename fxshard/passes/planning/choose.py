@@ -23,7 +23,7 @@ from fxshard.layout.redistribution import Price
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import Recomputed, expanded
-from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
+from fxshard.passes.memory.memory_over_time import allocations, total_over_time
 from fxshard.passes.memory.planned_memory import Shortage, memory_at_peak, planned_profile
 from fxshard.passes.planning import communication_limits
 from fxshard.passes.planning.admissible_specs import conflict_error, plan_pin_text, user_location
@@ -31,7 +31,7 @@ from fxshard.passes.planning.constrain import Condition, Constraints, Equality
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.planning.redistributions import Specs, hiding, redistributions
 from fxshard.plans.constraints import OBJECTIVES
-from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, again
+from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, again
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import WeightedSizes
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
@@ -124,21 +124,19 @@ def solved(
 
 def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
     """Bytes that the plan of these choices holds at each time of the problem's lives."""
-    found, times = _allocations(annotated, constraints, formulation, choices)
+    times, specs, moves = _in_memory(annotated, formulation, choices)
+    found = allocations(times, specs, moves, annotated.mesh, constraints.optimizer)
     counted = np.zeros(max(formulation.times.values()) + 1)
     for (node, _), bytes_ in zip(times.time.items(), total_over_time(found).at(list(times.time.values())), strict=True):
         counted[formulation.times[node.name]] = bytes_
     return counted
 
 
-def _allocations(
-    annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]
-) -> tuple[list[Allocation], Lifetimes]:
-    """The allocations of the plan of these choices, and the lifetimes that they refer to."""
+def _in_memory(annotated: Annotated, formulation: Formulation, choices: Sequence[int]) -> tuple[Lifetimes, Specs, list[Redistribution]]:
+    """The lifetimes, specs and redistributions of the plan of these choices, at the sizes that its memory refers to."""
     decision = _decision(annotated.graph, formulation, choices)
     annotated, specs = _expanded(annotated.at_memory_sizes, decision)
-    moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
-    return allocations(annotated.times, specs, moves, annotated.mesh, constraints.optimizer), annotated.times
+    return annotated.times, specs, redistributions(annotated, specs, formulation.price, decision.kept, None)
 
 
 def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:
@@ -287,10 +285,7 @@ def _shortage(error: InfeasibleError, annotated: Annotated, constraints: Constra
     assert error.least_usage is not None and error.usage_bound is not None and constraints.memory_limit is not None
     profile, mesh = None, annotated.mesh
     if error.least_choices:
-        decision = _decision(annotated.graph, formulation, error.least_choices)
-        annotated, specs = _expanded(annotated.at_memory_sizes, decision)
-        moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
-        profile = planned_profile(annotated.times, specs, moves, mesh, constraints.optimizer)
+        profile = planned_profile(*_in_memory(annotated, formulation, error.least_choices), mesh, constraints.optimizer)
     return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile, annotated.at_memory_sizes.sizes)
 
 
