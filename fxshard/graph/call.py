@@ -61,6 +61,13 @@ class Call:
         value = self.arg(position)
         return self.operands[value.index] if isinstance(value, Operand) else None
 
+    @property
+    def output(self) -> TensorMeta:
+        """The output of a call that has only one, a tensor."""
+        (out,) = self.outputs
+        assert out is not None
+        return out
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.op, self.args, self.kwargs, self.operands, self.outputs))
