@@ -14,7 +14,7 @@ from torch.export import Dim
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.sizes.symbols import marked_dims
 from fxshard.errors import OptionError, a_kind, closest
-from fxshard.shapes.arguments import Arguments
+from fxshard.shapes.arguments import Arguments, path_name
 
 REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
 HINTS = {"DYNAMIC", "AUTO"}
@@ -82,16 +82,12 @@ def dynamic_dims(
     Raises OptionError for an argument or dim that does not exist, for an entry of the wrong kind, for one name with two sizes or ranges,
     and for a dim with two names.
     """
-    leaves = {_path(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
+    leaves = {path_name(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
     reader = _Reader(Arguments(model.forward, args, kwargs), leaves, call, _ranges(given))
     named = _joined(reader.read(given))
     marks = list(_marked(leaves))
     taken = {place for dim in named for place in dim.places}
     return (*(_within_marks(dim, marks) for dim in named), *_grouped([mark for mark in marks if mark.places[0] not in taken]))
-
-
-def _path(path: tuple[Any, ...]) -> str:
-    return ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])
 
 
 def _joined(found: Iterable[DynamicDim]) -> list[DynamicDim]:

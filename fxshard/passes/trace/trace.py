@@ -37,7 +37,7 @@ from fxshard.graph.objects import CallResultSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
-from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor, path_name
+from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters, insert_casts, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
 from fxshard.passes.trace.fakes.symbols import RETURNED_SIZE, Symbols, fold_sizes
@@ -68,6 +68,7 @@ from fxshard.passes.trace.rewrites.strides import replace_as_strided
 from fxshard.passes.trace.rewrites.triton_kernels import replace_kernel_calls
 from fxshard.passes.trace.trace_errors import errors_of_the_model, readable_errors
 from fxshard.shapes import DynamicDim
+from fxshard.shapes.arguments import path_name
 
 aten = torch.ops.aten
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)

@@ -35,6 +35,7 @@ from fxshard.graph.objects import (
     length_of,
 )
 from fxshard.passes.trace.python_state.bound import Bound, is_bound
+from fxshard.shapes.arguments import path_name
 
 Reads = tuple[tuple[int, tuple[Step, ...], bool], ...]
 """How to reach each output after the call: (index of the object, -1 for the model's result; steps from it; whether it is a number)."""
@@ -97,7 +98,7 @@ def _walked(call: Any, given: dict[int, ValueSpec], spec: pytree.TreeSpec) -> Fl
     walk = Flattener(given, counted, iter(lengths))
     for path, leaf in pytree.tree_flatten_with_path(call, is_leaf=lambda x: is_openable(type(x)))[0]:
         if is_openable(type(leaf)):
-            walk.part(leaf, ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]))
+            walk.part(leaf, path_name(path))
     return walk
 
 
