@@ -1,4 +1,4 @@
-"""What all tests share: one thread per process, reproducible hypothesis runs, the optional benchmark data."""
+"""Set-up of all tests: one thread per process, reproducible hypothesis runs, the optional benchmark data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.rare_collections import collect_rarely
 
 torch.set_num_threads(1)
 collect_rarely()
-os.environ["FXSHARD_CACHE"] = "0"  # neither read what the user keeps, nor add to it; processes that tests start are told too
+os.environ["FXSHARD_CACHE"] = "0"  # tests and the processes they start neither read the user's cache nor add to it
 
 # The same examples on every run: a failure in CI is a failure on a laptop.
 settings.register_profile("fxshard", derandomize=True, deadline=None)
@@ -25,7 +25,7 @@ settings.load_profile("fxshard")
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with benchmark data that is not part of the repository; tests that need it are skipped without it."""
+    """The folder with benchmark data, which is not part of the repository. Tests that need it are skipped without it."""
     folder = os.environ.get("FXSHARD_DATA")
     if folder is None:
         pytest.skip("the published instances are not part of the repository: name their folder in FXSHARD_DATA")
@@ -34,7 +34,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def own_rules() -> Iterator[None]:
-    """Rules that the test registers are forgotten after it."""
+    """Removes the rules that the test registers."""
     before = dict(registry._RULES)
     yield
     registry._RULES.clear()
@@ -44,7 +44,7 @@ def own_rules() -> Iterator[None]:
 
 @pytest.fixture
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a cache of the test's own, which is on."""
+    """Turns the cache on, in a folder of the test, which it returns."""
     monkeypatch.setenv("FXSHARD_CACHE", "1")
     monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""Operators as users write them with torch.library: a gate with a backward of its own, and one that needs to know where its shard lies."""
+"""Custom operators as users write them: a gate with its own backward, and one that needs the offset of its shard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ gate.register_autograd(
 
 @torch.library.custom_op("tests::ramp", mutates_args=())
 def ramp(x: Tensor) -> Tensor:
-    """x[i, j] j."""
+    """x[i, j] * j."""
     return x * torch.arange(x.shape[1], dtype=x.dtype)
 
 
@@ -43,7 +43,7 @@ ramp.register_fake(lambda x: torch.empty_like(x))
 
 
 def local_ramp(ctx: Any) -> Any:
-    """The rank's columns begin at a run-time offset."""
+    """The local form: the columns of a rank begin at a run-time offset."""
     columns = ctx.emit(torch.ops.aten.arange.default, ctx.input_shape(0)[1], dtype=ctx.call.operands[0].dtype)
     return ctx.emit(torch.ops.aten.mul.Tensor, ctx.args[0], ctx.emit(torch.ops.aten.add.Tensor, columns, ctx.input_offset(0, 1)))
 

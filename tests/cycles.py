@@ -1,4 +1,4 @@
-"""An object that only a search for cycles frees."""
+"""An object that only Python's cycle collector frees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Node:
 
 
 def cycle() -> weakref.ref[Node]:
-    """To an object that nothing but itself refers to."""
+    """A weak reference to an object that only refers to itself."""
     node = Node()
     node.itself = node
     return weakref.ref(node)

@@ -1,4 +1,4 @@
-"""``torch.autograd.Function``s as users write them; each backward differs from the derivative, so that one sees which is taken."""
+"""``torch.autograd.Function``s as users write them. Each backward differs from the true derivative, which shows that it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Saved(Function):
-    """Saved tensors, arguments that are no tensors, and an object."""
+    """Saves tensors, and has arguments that are not tensors."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float, mode: str = "both", holder: Any = None) -> Tensor:
@@ -28,7 +28,7 @@ class Saved(Function):
 
 
 class Several(Function):
-    """Two outputs with a gradient around one without."""
+    """Three outputs, of which the middle one has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Any:
@@ -60,7 +60,7 @@ class Mask(Function):
 
 
 class Needed(Function):
-    """Computes the gradients that are needed; a forward-mode derivative, which nobody asks for."""
+    """Computes only needed gradients. Also has a jvp, which is never called."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Needed(Function):
 
 
 class Apart(Function):
-    """The context is set up apart from the forward."""
+    """Has a separate ``setup_context``."""
 
     generate_vmap_rule = True
 
@@ -98,7 +98,7 @@ class Apart(Function):
 
 
 class InPlace(Function):
-    """Changes its second argument in place, returns it beside another, and saves what it became."""
+    """Changes its second argument in place, saves its new value, and returns it with another tensor."""
 
     @staticmethod
     def forward(ctx: Any, factor: int, x: Tensor) -> Any:
@@ -115,7 +115,7 @@ class InPlace(Function):
 
 
 class InPlaceResult(Function):
-    """Returns the result of the operator in place, with the context apart."""
+    """Returns the result of an in-place operator; has a separate ``setup_context``."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class Counted(Function):
 
 
 class Again(Function):
-    """Computes again in its backward what it differentiates there."""
+    """Recomputes in its backward, and differentiates that with autograd."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class Again(Function):
 
 
 def seen_afterwards(self: nn.Module, x: Tensor) -> Tensor:
-    """What was changed in place is read by its old name."""
+    """Reads tensors that functions changed in place through their old names and views."""
     h, view = x + 1, x * 2
     other, _ = InPlace.apply(3, h)
     InPlaceResult.apply(view[1:])
@@ -183,7 +183,7 @@ CASES: dict[str, Callable[[Any, Tensor], Any]] = {
 
 
 class Net(nn.Module):
-    """[rows, 6] -> what the function makes of [rows, 4]."""
+    """A linear layer [rows, 6] -> [rows, 4], then the function of ``case``."""
 
     def __init__(self, case: str) -> None:
         super().__init__()

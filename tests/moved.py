@@ -1,4 +1,4 @@
-"""Redistributions run rank by rank in one process, a graph for each size class as in a lowered program, against whole tensors."""
+"""Simulates redistributions on all ranks, with one graph per size class as in a program, and compares with whole tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Steps = tuple[Step, ...]
 
 @dataclass
 class Ranks:
-    """What run_lockstep needs of a program: one graph a rank."""
+    """Stands for a program in run_lockstep: one graph per rank."""
 
     mesh: Mesh
     graphs: dict[tuple[int, ...], fx.GraphModule]
@@ -34,7 +34,7 @@ class Ranks:
 
 
 def run(source: Layout, paths: Sequence[Steps], shape: tuple[int, ...], mesh: Mesh) -> list[Recorded]:
-    """Takes one tensor along each path on all ranks and compares with the whole tensor; returns what was issued."""
+    """Redistributes one tensor along each path on all ranks, compares with the whole tensor, and returns the collectives."""
     whole, shards = draw_shards(shape, source, mesh.shape, seed=len(paths))
     walks = [list(walk(source, path)) for path in paths]
     ends = [one[-1][2] if one else source for one in walks]
@@ -61,7 +61,7 @@ def _emitted(local: LocalGraph, x: fx.Node, path: Sequence[tuple[Layout, Step, L
 
 
 def run_pairs(pairs: Mapping[Layout, Sequence[Layout]], shape: tuple[int, ...], mesh: Mesh) -> None:
-    """Each source to each of its targets by the steps that send least; none where pending reductions are mixed."""
+    """Checks the path that sends least from each source to its targets, except for layouts that mix pending reductions."""
     for source, targets in pairs.items():
         good = [target for target in targets if reductions_commute(target)]
         if reductions_commute(source) and good:
@@ -70,7 +70,7 @@ def run_pairs(pairs: Mapping[Layout, Sequence[Layout]], shape: tuple[int, ...], 
 
 
 def pairs(layouts: Sequence[Layout], most: int | None = None) -> dict[Layout, list[Layout]]:
-    """Source -> targets: all of them, or a fixed sample of at most so many pairs."""
+    """Source -> targets: all pairs, or a fixed sample of ``most`` pairs."""
     every = list(itertools.product(layouts, repeat=2))
     found: dict[Layout, list[Layout]] = {}
     for source, target in every if most is None or len(every) <= most else random.Random(0).sample(every, most):

@@ -1,4 +1,4 @@
-"""Programs for tests, lowered by hand: y = x @ w of tests.plans.small_plans.small_plan, with even or uneven rows of x."""
+"""A small program lowered by hand: y = x @ w with the plan of tests.plans.small_plans.small_plan, with even or uneven rows of x."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharding told once more, by torch.chunk alone: what the tests hold layouts, steps and simulated ranks against."""
+"""A second implementation of sharding, with torch.chunk only: tests compare layouts, steps and simulated ranks with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def coordinates(mesh_shape: Sequence[int]) -> list[Coordinate]:
 
 
 def shard(whole: torch.Tensor, layout: Layout, mesh_shape: Sequence[int], coordinate: Coordinate) -> torch.Tensor:
-    """What the rank at ``coordinate`` holds: axis by axis, its chunk, or nothing where torch.chunk gives fewer chunks."""
+    """The shard at ``coordinate``: its chunk axis by axis, empty if torch.chunk gives fewer chunks."""
     for placement, parts, index in zip(layout, mesh_shape, coordinate, strict=True):
         if isinstance(placement, Shard):
             chunks = torch.chunk(whole, parts, placement.dim)
@@ -34,7 +34,7 @@ def partial_axes(layout: Layout) -> list[int]:
 def draw_shards(
     shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, dict[Coordinate, torch.Tensor]]:
-    """(whole tensor, its shards): small whole numbers, drawn anew for each rank of a pending axis, so that sums are exact."""
+    """(whole tensor, its shards) with small random integers, different ones on each rank of a pending axis, so that sums are exact."""
     draw = torch.Generator().manual_seed(seed)
     pending = partial_axes(layout)
     terms = torch.randint(-3, 4, [*(mesh_shape[a] for a in pending), *shape], generator=draw).to(dtype)
@@ -47,7 +47,7 @@ def draw_shards(
 def assert_is_sharded(
     whole: torch.Tensor, shards: Mapping[Coordinate, torch.Tensor], layout: Layout, mesh_shape: Sequence[int], what: str = ""
 ) -> None:
-    """Each rank holds its shard of ``whole``; ranks of a pending axis hold terms that reduce to it."""
+    """Asserts that each rank holds its shard of ``whole``, and that the terms of ranks on a pending axis reduce to it."""
     pending = partial_axes(layout)
     for c in coordinates(mesh_shape):
         if any(c[a] for a in pending):

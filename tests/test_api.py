@@ -1,4 +1,4 @@
-"""The front door: plans that depend on nothing but their input, and what each function says of bad input."""
+"""The public functions: plans depend only on their input, and bad input raises errors with a remedy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(fxshard.plan(CNN(), images, fxshard.Mesh({"a": 3}), memory_limit=36000).to
 
 
 def test_two_processes_make_the_same_plan_byte_for_byte() -> None:
-    """Whatever the hashes of strings are, and whatever a process, this one, has planned before."""
+    """String hashes differ between the processes, and this one has planned other models before."""
     root = Path(__file__).parents[1]
     paths = os.pathsep.join(map(str, (root, root / "tests" / "models")))
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
@@ -75,7 +75,7 @@ def test_planning_changes_neither_the_model_nor_its_mode() -> None:
 
 
 def test_the_two_objectives() -> None:
-    """Bytes count nothing but what is sent, so that everything whole is free; time is in microseconds."""
+    """ "communication" counts only bytes sent, so that a replicated plan costs 0; "time" is in microseconds."""
     x = torch.ones(8, 16)
     sent = fxshard.plan(MLP(), (x,), MESH, objective="communication")
     assert (sent.certificate.unit, sent.objective, sent.lower_bound, sent.gap, sent.collectives) == ("bytes", 0, 0, 0, ())
@@ -86,7 +86,7 @@ def test_the_two_objectives() -> None:
     assert forced.objective == sum(c.bytes for c in forced.collectives) > 0
 
 
-def test_names_are_where_the_readme_says() -> None:
+def test_public_names_exist_and_others_are_errors() -> None:
     for name in fxshard.__all__:
         assert getattr(fxshard, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'paralelize'"):
@@ -99,7 +99,7 @@ def refused(error: type[FxshardError], said: str, call: Callable[[], Any]) -> No
     assert caught.value.what and caught.value.remedy
 
 
-def test_plans_for_another_model_shape_or_mode() -> None:
+def test_plans_for_another_model_shape_or_mode_are_refused() -> None:
     x = torch.ones(8, 16)
     plan = fxshard.plan(MLP(), (x,), MESH)
     for model, args in ((MLP(3), (x,)), (MLP(), (x[:4],)), (MLP(), (x.double(),)), (nn.Linear(16, 16), (x,))):
@@ -111,7 +111,7 @@ def test_plans_for_another_model_shape_or_mode() -> None:
     refused(PlanError, "for mesh dp=2,tp=2, not dp=4", lambda: fxshard.simulate(MLP(), (x,), plan, mesh=other))
 
 
-def test_what_a_plan_leaves_no_room_for() -> None:
+def test_options_that_a_given_plan_would_ignore_are_refused() -> None:
     x = torch.ones(8, 16)
     plan = fxshard.plan(MLP(), (x,), MESH, train=False)
     wishes = {"pins": {"a": "RR"}, "input_layouts": "RR", "output_layouts": "RR", "memory_limit": 9, "objective": "communication"}
@@ -121,7 +121,7 @@ def test_what_a_plan_leaves_no_room_for() -> None:
     fxshard.export(MLP(), (x,), MESH, plan, objective="time")
 
 
-def test_what_is_no_device_mesh_or_no_pins() -> None:
+def test_wrong_device_meshes_pins_and_constraints_are_refused() -> None:
     x, made = torch.ones(8, 16), fxshard.export(MLP(), (torch.ones(8, 16),), MESH)
     for bad in (MESH, 3, None):
         for call in (
@@ -137,7 +137,7 @@ def test_what_is_no_device_mesh_or_no_pins() -> None:
     refused(OptionError, "not an nn.Module", lambda: fxshard.parallelize(3, (x,), MESH))
 
 
-def test_what_is_no_mesh_or_does_not_trace() -> None:
+def test_wrong_meshes_and_models_that_do_not_trace_are_refused() -> None:
     x = torch.ones(8, 16)
     refused(OptionError, "expected a fxshard.Mesh", lambda: fxshard.plan(MLP(), (x,), {"tp": 2}))  # type: ignore[arg-type]  # the wrong type is what is tested
 

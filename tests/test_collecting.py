@@ -1,6 +1,6 @@
-"""Python's search for cycles of objects, rare while passes run and modules are imported, and afterwards as before.
+"""Python's cycle collector runs seldom while passes run and modules are imported, and as usual afterwards.
 
-Each claim is checked in a process of its own: a search through all that other tests have left takes seconds.
+Each test runs in a process of its own: a collection of the objects of other tests would take seconds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.cycles import cycle
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def what_was_there_before_a_pass_is_not_looked_through_in_it() -> None:
-    """Cycles made in the pass are; afterwards all are again."""
+def objects_from_before_a_pass_are_not_collected_during_it() -> None:
+    """Cycles made during the pass are, and afterwards all are again."""
     old = cycle()
     with few_collections():
         young = cycle()
@@ -30,7 +30,7 @@ def what_was_there_before_a_pass_is_not_looked_through_in_it() -> None:
     assert old() is None
 
 
-def what_a_user_has_set_aside_stays_so() -> None:
+def objects_that_a_user_froze_stay_frozen() -> None:
     aside = cycle()
     gc.freeze()
     try:
@@ -44,19 +44,19 @@ def what_a_user_has_set_aside_stays_so() -> None:
     assert aside() is None
 
 
-def no_cycles_are_looked_for_while_importing_and_all_are_afterwards() -> None:
+def nothing_is_collected_during_imports_and_everything_afterwards() -> None:
     with pytest.raises(ImportError), no_collections():
         assert not gc.isenabled()
         young = cycle()
         raise ImportError
     assert gc.isenabled() and gc.get_freeze_count() == 0
     gc.collect(1)
-    assert young() is not None, "what was made meanwhile counts as old"
+    assert young() is not None, "objects made during imports are in the oldest generation"
     gc.collect()
     assert young() is None
 
 
-def a_user_who_looks_for_none_or_has_set_objects_aside_is_left_alone() -> None:
+def a_user_who_disabled_collection_or_froze_objects_is_respected() -> None:
     gc.disable()
     try:
         with no_collections():
@@ -78,10 +78,10 @@ def a_user_who_looks_for_none_or_has_set_objects_aside_is_left_alone() -> None:
 
 
 CLAIMS = (
-    what_was_there_before_a_pass_is_not_looked_through_in_it,
-    what_a_user_has_set_aside_stays_so,
-    no_cycles_are_looked_for_while_importing_and_all_are_afterwards,
-    a_user_who_looks_for_none_or_has_set_objects_aside_is_left_alone,
+    objects_from_before_a_pass_are_not_collected_during_it,
+    objects_that_a_user_froze_stay_frozen,
+    nothing_is_collected_during_imports_and_everything_afterwards,
+    a_user_who_disabled_collection_or_froze_objects_is_respected,
 )
 
 

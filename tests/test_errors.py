@@ -1,12 +1,9 @@
-"""Errors are sentences."""
+"""Words in error messages."""
 
 from __future__ import annotations
 
-import pytest
-import torch
-
 import fxshard
-from fxshard.errors import OptionError, a_kind
+from fxshard.errors import a_kind
 
 
 def test_articles() -> None:
@@ -17,8 +14,3 @@ def test_articles() -> None:
         "None",
         "a Pin",
     ]
-
-
-def test_one_constraint_where_a_list_belongs() -> None:
-    with pytest.raises(OptionError, match="constraints are given as an Equal, not as a list"):
-        fxshard.plan(torch.nn.Linear(2, 2), (torch.ones(2, 2),), fxshard.Mesh({"dp": 2}), constraints=fxshard.Equal("weight"))  # type: ignore[arg-type]

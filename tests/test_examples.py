@@ -1,4 +1,4 @@
-"""The example models: their shapes and names, and the mathematics where it has an outside truth."""
+"""The example models: parameter counts and names, and results against Hugging Face's."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_small_llama_equals_hugging_face(llama: ModuleType) -> None:
     torch.testing.assert_close(ours(inputs, targets), loss, rtol=1e-6, atol=1e-6)
 
 
-def test_small_takes_changes(llama: ModuleType) -> None:
+def test_small_accepts_known_options_only(llama: ModuleType) -> None:
     assert len(llama.Llama.small(layers=3).layers) == 3
     with pytest.raises(TypeError, match="depth"):
         llama.Llama.small(depth=3)
 
 
-def test_custom_operator(llama: ModuleType, own_rules: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """The program checks itself against one device; its rules are used."""
+def test_the_custom_operator_example(llama: ModuleType, own_rules: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example compares itself with one device; its rules are used."""
     importlib.import_module("custom_operator").main()
     said = capsys.readouterr().out
     assert "gate runs as S(0)S(2), RS(0) -> S(0)S(2); nodes without a rule: 0" in said and "4 ranks compute the same as one device" in said

@@ -1,4 +1,4 @@
-"""Places to write to: found out before the work, with the reason and what to do."""
+"""Output paths are checked before the work; errors have a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fxshard.errors import FileError
 from fxshard.files import check_writable, make_folder
 
 
-def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+def test_checking_a_writable_path_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     check_writable(tmp_path / "old")
     check_writable(str(tmp_path / "new"))
     assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("old", "old")]
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none" / "file", "No such file"), ("nul\0", "null")):
         with pytest.raises(FileError, match=f"cannot write the file: .*{reason}") as error:
             check_writable(path)

@@ -1,4 +1,4 @@
-"""What a start from the cache does not need is not imported; while the rest is, no cycles of objects are looked for."""
+"""A start from the cache imports no more than it needs, and Python's cycle collector does not run during imports."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ print("done")
 """
 
 
-def test_a_front_door_without_what_it_need_not_have() -> None:
+def test_imports_of_a_start_from_the_cache() -> None:
     ran = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=240)
     assert ran.stdout == "done\n", ran.stderr

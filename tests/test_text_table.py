@@ -1,4 +1,4 @@
-"""Tables that fit: nothing is wider than asked, what is shortened keeps both ends, what all rows share is said once."""
+"""Tables that fit a width: long cells keep both ends, and columns with one value become a line above."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_width(rows: list[tuple[str, ...]], width: int) -> None:
     assert max(map(len, table.splitlines())) <= width and len(table.splitlines()) == len(rows) + 2
 
 
-def test_what_gives_way() -> None:
+def test_long_cells_are_shortened() -> None:
     rows = [
         ("layers.0.attention.wq.weight", "S(0), " * 20, "dp", "/home/me/code/model.py:70: q = rotate(self.wq(x), cos, sin)"),
         ("short", "R", "dp", ""),
@@ -34,7 +34,7 @@ short                         R""",
 
 
 def test_a_source_line_keeps_its_number() -> None:
-    """Where it is cut to 20 characters, to those of file and number, and below."""
+    """Shortened to 20 characters, to file and number, and below that."""
     line = "a_folder/the_model.py:1170: q = rotate(self.wq(x), cos, sin)"
     table = fitted([("n" * 60, f"/home/{line}")], ("node", "line"), 82)
     assert table.splitlines()[2].split()[-1] == "...the_model.py:1170"
@@ -48,11 +48,11 @@ def test_a_source_line_keeps_its_number() -> None:
     ]
 
 
-def test_one_row_keeps_what_it_says() -> None:
+def test_one_row_keeps_its_columns() -> None:
     assert fitted([("a", "b", "")], ("x", "y", "z")) == "x    y\n---  ---\na    b"
 
 
-def test_pieces() -> None:
+def test_helpers() -> None:
     assert shorten("abcdefghij", 10) == "abcdefghij" and shorten("abcdefghijk", 9) == "abc...ijk"
     assert listed(["a", "b", "c"], 9) == "a, b, c" and listed([f"layer{i}" for i in range(9)], 30) == "layer0, layer1 and 7 more"
     assert in_short("/home/me/code/model.py:70: x = 'a/b.py:3'") == "code/model.py:70: x = 'a/b.py:3'"

@@ -1,4 +1,4 @@
-"""A stand-in for a Triton kernel, which runs on the CPU by plain torch; everything between the model and the kernel is torch's own."""
+"""A substitute for a Triton kernel that runs on the CPU in plain torch. Everything between model and kernel is torch's own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 
 
 class Kernel:
-    """What torch asks of a kernel: its function's name, the names of its arguments, and ``kernel[grid](...)``.
+    """The interface that torch uses: name of the function, names of the arguments, and ``kernel[grid](...)``.
 
     ``out[i] = x[i] * y[i] * factor`` for the first n elements in memory, in blocks of ``BLOCK``; ``seen``: the grids and shapes it ran on.
     """
@@ -24,7 +24,7 @@ class Kernel:
         self.seen: list[Any] = []
 
     def fn(self) -> None:
-        """Its name is the kernel's."""
+        """Gives the kernel its name."""
 
     def __getitem__(self, grid: Any) -> Any:
         def launch(x: Tensor, y: Tensor, out: Tensor, n: int, factor: float, BLOCK: int) -> None:
@@ -44,7 +44,7 @@ BLOCK = 8
 
 @torch.compiler.allow_in_graph
 def launched(x: Tensor, y: Tensor, factor: float) -> Tensor:
-    """What Dynamo writes into a graph for ``KERNEL[grid](x, y, out, ...)``."""
+    """The call that Dynamo puts into a graph for ``KERNEL[grid](x, y, out, ...)``."""
     out = torch.empty_like(x)
     arguments = {"x": x, "y": y, "out": out, "n": out.numel(), "factor": factor, "BLOCK": BLOCK}
     triton_kernel_wrapper_mutation(
@@ -71,7 +71,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """[5, 6] -> [5, 4]: two calls of the kernel forward, of which the second reads a tensor that lies by columns; four backward."""
+    """[5, 6] -> [5, 4]: two calls of the kernel forward, of which the second reads transposed tensors; four backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,5 +83,5 @@ class Net(nn.Module):
 
 
 def told_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton reads off a kernel's code what it writes to; without it torch assumes all tensors."""
+    """Triton finds out from a kernel's code which arguments it writes; without Triton torch assumes all."""
     monkeypatch.setattr(triton_kernel_wrap, "get_mutated_tensors", lambda *_: ["out"])

@@ -1,4 +1,4 @@
-"""Nodes made by a ``NodeMaker`` are those that ``Graph.create_node`` makes, names included."""
+"""``NodeMaker`` makes the nodes that ``Graph.create_node`` makes, with the same names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ("add", "add_1", "add_2", "mm", "mm_7", "mm_07", "x_1_2", "float", "None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_names_that_torch_gives(seed: int) -> None:
+def test_nodes_and_names_equal_those_of_torch(seed: int) -> None:
     draw, ours, theirs = random.Random(seed), fx.Graph(), fx.Graph()
     target = torch.ops.aten.add.Tensor
     for graph in (ours, theirs):
@@ -31,7 +31,7 @@ def test_the_names_that_torch_gives(seed: int) -> None:
     assert str(ours) == str(theirs) and len(ours.nodes) == len(theirs.nodes)
     assert [[u.name for u in n.users] for n in ours.nodes] == [[u.name for u in n.users] for n in theirs.nodes]
     assert len(ours.find_nodes(op="call_function", target=target)) == 60
-    assert ours.call_function(target).name == theirs.call_function(target).name  # what torch names after ours
+    assert ours.call_function(target).name == theirs.call_function(target).name  # names that torch gives afterwards
 
 
 def test_a_graph_of_a_module_and_no_name() -> None:
@@ -42,8 +42,8 @@ def test_a_graph_of_a_module_and_no_name() -> None:
     assert made.name == "relu" and made.args[0].name == "x"
 
 
-def test_a_graph_in_order_and_what_is_none() -> None:
-    """Read before it is made, of another graph, two of one name: what ``lint`` refuses too."""
+def test_in_order() -> None:
+    """Refuses what ``lint`` refuses: a node read before it is made, a node of another graph, two nodes of one name."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     one, two = graph.call_function(torch.relu, (x,)), graph.call_function(torch.relu, (x,))

@@ -1,4 +1,4 @@
-"""What is imported when it is asked for and not before, in processes of their own."""
+"""Modules that are imported only when used. Each test runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of torch that are replaced while sizes are symbols are one thread's at a time, and are put back."""
+"""Functions of torch that are replaced while sizes are symbolic: one thread at a time may do so, and they are restored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_second_thread_waits_for_the_first(
 
     thread = threading.Thread(target=other)
     with first():
-        with first():  # the same thread may go on
+        with first():  # the same thread may enter again
             thread.start()
         assert not entered.wait(0.5)
     assert entered.wait(30)

@@ -1,4 +1,4 @@
-"""Rewrites a program's archive: entries replaced or added, with a manifest that vouches for them all the same."""
+"""Rewrites the archive of a program: replaces or adds entries, and lists them in the manifest with the right hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def entries(path: Path) -> dict[str, bytes]:
 
 
 def pack(path: Path, data: Mapping[str, bytes], *, vouch: bool = True, root: str = ROOT, compression: int = zipfile.ZIP_STORED) -> Path:
-    """Writes ``data`` as an archive; ``vouch``: the manifest lists it all, with its right hashes."""
+    """Writes ``data`` as an archive. ``vouch``: the manifest lists all entries with the right hashes."""
     data = dict(data)
     if vouch:
         manifest = json.loads(data[MANIFEST])
@@ -33,7 +33,7 @@ def pack(path: Path, data: Mapping[str, bytes], *, vouch: bool = True, root: str
 
 
 def edited(path: Path, name: str, change: Callable[[Any], Any]) -> Path:
-    """The archive with one JSON entry changed in place (or replaced by what ``change`` returns)."""
+    """Rewrites the archive with one JSON entry changed in place, or replaced by what ``change`` returns."""
     data = entries(path)
     value = json.loads(data[name])
     result = change(value)
@@ -42,7 +42,7 @@ def edited(path: Path, name: str, change: Callable[[Any], Any]) -> Path:
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Ways to all values inside a JSON value."""
+    """The paths of all values inside a JSON value."""
     found = [way]
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
@@ -51,7 +51,7 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def put(value: Any, way: tuple[Any, ...], new: Any) -> Any:
-    """``value`` with what stands at ``way`` replaced, or taken out where ``new`` is Ellipsis."""
+    """``value`` with the element at ``way`` replaced by ``new``, or removed if ``new`` is Ellipsis."""
     if not way:
         return None if new is ... else new
     place = value

@@ -1,4 +1,4 @@
-"""Programs with dynamic sizes in a file: one file serves every size, what it does not serve it refuses, what was changed in it too."""
+"""Files of programs with dynamic sizes: one file serves every size, and sizes it does not serve and tampered files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH = {"args[0]": {0: torch.export.Dim("batch", max=40)}}
 
 
 class Perceptron(nn.Sequential):
-    """It takes for granted that there are at least two rows."""
+    """Branches on the number of rows, so that its program serves two or more."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) if x.shape[0] > 1 else x
@@ -67,7 +67,7 @@ def test_roundtrip(tmp_path: Path, even: bool) -> None:
 S, RANK = (f"Symbol('{name}', positive=True, integer=True)" for name in ("s26", "s37"))
 
 
-def test_every_size_by_one_file(tmp_path: Path) -> None:
+def test_one_file_serves_every_size(tmp_path: Path) -> None:
     model, _ = exported(tmp_path / "m.pt2")
     for rows in (2, 3, 6, 7, 40):
         served(tmp_path / "m.pt2", model, rows)
@@ -82,11 +82,11 @@ def test_a_file_for_more_ranks_holds_no_more_graphs(tmp_path: Path) -> None:
     exported(tmp_path / "two.pt2", 2)
     assert len(program.modules) == 1 and program.sizes[0].uneven
     assert len(entries(tmp_path / "m.pt2")[GRAPH]) < 1.5 * len(entries(tmp_path / "two.pt2")[GRAPH])
-    for rows in (2, 17, 37):  # fewer than ranks, so that most have none
+    for rows in (2, 17, 37):  # 2 and 17 are fewer than the ranks: some shards are empty
         served(tmp_path / "m.pt2", model, rows)
 
 
-def test_of_an_even_file_odd_sizes_are_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_for_even_sizes_refuses_odd_ones_by_name(tmp_path: Path) -> None:
     model, _ = exported(tmp_path / "m.pt2", even=True)
     served(tmp_path / "m.pt2", model, 8)
     with pytest.raises(SizesError, match="batch is 7, shards are even at multiples of 2"):
@@ -95,7 +95,7 @@ def test_of_an_even_file_odd_sizes_are_refused_by_name(tmp_path: Path) -> None:
         fxshard.simulate(fxshard.load(tmp_path / "m.pt2"), (torch.randn(8, 9).double(),))
 
 
-def test_a_plan_that_is_given_is_for_even_sizes(tmp_path: Path) -> None:
+def test_a_program_of_a_given_plan_is_for_even_sizes(tmp_path: Path) -> None:
     model, args = perceptron(), (torch.randn(6, 8).double(),)
     mesh = fxshard.Mesh({"tp": 2})
     plan = fxshard.plan(model, args, mesh, train=False, input_layouts="S(0)", output_layouts="R", dynamic_shapes=BATCH)
@@ -109,7 +109,7 @@ def test_a_plan_that_is_given_is_for_even_sizes(tmp_path: Path) -> None:
         fxshard.export(model, args, mesh, even=True)
 
 
-def test_where_shards_cannot_be_unequal_it_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_cannot_have_uneven_shards_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     real = runtime.exported.make_plan
 
     def make_plan(state: Any, dump: Any) -> Any:
@@ -129,11 +129,11 @@ def test_the_same_program_gives_the_same_bytes_and_torch_opens_it(tmp_path: Path
     assert (tmp_path / "a.pt2").read_bytes() == (tmp_path / "b.pt2").read_bytes()
     open_archive = torch.export.load(tmp_path / "a.pt2")
     limits = [(int(one.lower), int(one.upper)) for one in open_archive.range_constraints.values()]
-    assert limits == [(1, 40), (1, 2)]  # rows, and the number of the rank
+    assert limits == [(1, 40), (1, 2)]  # rows, and one plus the rank's index
     assert open_archive.graph_signature.user_inputs[:2] == ("size_0", "size_1")
 
 
-def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
+def test_a_file_of_the_previous_version_loads(tmp_path: Path) -> None:
     args = (torch.randn(6, 8).double(),)
     fxshard.export(perceptron(), args, fxshard.Mesh({"tp": 2})).save(tmp_path / "m.pt2")
     assert "sizes" not in json.loads(entries(tmp_path / "m.pt2")[PROGRAM])
@@ -141,7 +141,7 @@ def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     assert fxshard.load(before).sizes == ()
 
 
-def test_a_guard_that_has_no_value_at_a_size_does_not_hold_there(tmp_path: Path) -> None:
+def test_a_guard_without_a_value_at_a_size_does_not_hold_there(tmp_path: Path) -> None:
     exported(tmp_path / "m.pt2")
     text = f"GreaterThan(FloorDiv(Integer(6), Add({S}, Integer(-6))), Integer(-9))"
     program = fxshard.load(edited(tmp_path / "m.pt2", *_guard(condition=text, sizes=[["batch", "s26", 1]])))
@@ -158,10 +158,10 @@ class Table(nn.Module):
 
 
 @pytest.mark.parametrize("even", [True, False])
-def test_a_table_that_a_size_is_known_not_to_exceed(tmp_path: Path, even: bool) -> None:
+def test_a_table_sliced_by_a_size_with_a_max(tmp_path: Path, even: bool) -> None:
     model, dims = Table().double(), {"x": {0: torch.export.Dim("t", max=16)}}
-    lies = {"input_layouts": "S(0)", "output_layouts": "R"}
-    program = fxshard.export(model, (torch.randn(6, 8).double(),), fxshard.Mesh({"tp": 2}), dynamic_shapes=dims, even=even, **lies)
+    layouts = {"input_layouts": "S(0)", "output_layouts": "R"}
+    program = fxshard.export(model, (torch.randn(6, 8).double(),), fxshard.Mesh({"tp": 2}), dynamic_shapes=dims, even=even, **layouts)
     program.save(tmp_path / "m.pt2")
     for rows in (4, 6, 16, *(() if even else (5, 1))):
         served(tmp_path / "m.pt2", model, rows)
@@ -175,7 +175,7 @@ def _graph(change: Callable[[Any], Any]) -> tuple[str, Callable[[Any], None]]:
 
 
 def _first_size(text: str) -> tuple[str, Callable[[Any], None]]:
-    """Says something else of what the first node computes: a size."""
+    """Changes the expression of the first node, which computes a size."""
 
     def change(graph: Any) -> None:
         name = graph["nodes"][0]["outputs"][0]["as_sym_int"]["as_name"]
@@ -222,7 +222,7 @@ TAMPERED = [
 
 
 @pytest.mark.parametrize(("change", "what"), TAMPERED)
-def test_what_was_changed_is_refused(tmp_path: Path, change: tuple[str, Callable[[Any], None]], what: str) -> None:
+def test_a_tampered_file_is_refused(tmp_path: Path, change: tuple[str, Callable[[Any], None]], what: str) -> None:
     exported(tmp_path / "m.pt2")
     with pytest.raises(FileError, match=what) as caught:
         archive.load(edited(tmp_path / "m.pt2", *change))

@@ -1,4 +1,4 @@
-"""Models exported once for all sizes of their dynamic dims: from a file, simulated in float64, each size is one device's."""
+"""Models exported once for all sizes of their dynamic dims, loaded from a file: simulated in float64, each size equals one device."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_gpt2(tmp_path: Path) -> None:
     loaded = through_a_file(tmp_path / "m.pt2", program)
     for batch, seq in ((2, 6), (3, 5), (5, 11)):
         equal(loaded, model, (), {"input_ids": torch.randint(0, 50257, (batch, seq))})
-    with pytest.raises(SizesError, match=r"seq > 1 .*sdpa_attention.py"):  # a line of the model's
+    with pytest.raises(SizesError, match=r"seq > 1 .*sdpa_attention.py"):  # a line of the model
         equal(loaded, model, (), {"input_ids": torch.randint(0, 50257, (2, 1))})

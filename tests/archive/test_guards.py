@@ -1,4 +1,4 @@
-"""Guards of every rank in a file: read as they were written, and refused where the mesh has other ranks; what is no guard."""
+"""Guards that depend on the rank, in a file: they load as written, and are refused for another mesh or other sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_roundtrip() -> None:
 @pytest.mark.parametrize(
     "changed", [{"ranks": []}, {"ranks": [["rank_on_b", "s2", 3]]}, {"ranks": [["rank_on_a", "s2", 4]]}, {"sizes": []}]
 )
-def test_what_does_not_fit_is_refused(changed: dict[str, Any]) -> None:
+def test_guards_that_do_not_match_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(FileError, match="a condition on sizes that the program has"):
         read(**changed)
 
@@ -59,7 +59,7 @@ class Rolled(nn.Module):
 
 
 def test_shards_without_rows_are_served(tmp_path: Path) -> None:
-    """torch's kernels ask whether there are rows, and give the same either way."""
+    """torch's kernels branch on whether there are rows, with the same result."""
     args, mesh = (torch.randn(9, 3).double(),), Mesh({"a": 4})
     dims = {"x": {0: "n"}}
     program = fxshard.export(Rolled(), args, mesh, input_layouts="S(0)", output_layouts="S(0)", dynamic_shapes=dims)

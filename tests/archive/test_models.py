@@ -1,4 +1,4 @@
-"""Programs of real models, lowered by the pipeline, to a file and back: the same graphs, and the right numbers."""
+"""Programs of real models, saved and loaded: the graphs are the same and the numbers right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUTS = {"input_layouts": {"args[0]": "S(0)R"}, "pins": {"layers.*.attention.w
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 def test_small_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: bool) -> None:
-    """Five sequences on two ranks: two size classes."""
+    """Five sequences on two ranks have two size classes."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     torch.manual_seed(0)
     model = importlib.import_module("llama").Llama.small(layers=1).double()

@@ -1,4 +1,4 @@
-"""Files that are damaged, foreign or made to harm: each is refused with its reason, whatever its manifest says."""
+"""Damaged, foreign and malicious files are refused with a reason, whatever their manifest says."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ IN_THE_GRAPH = [
 
 
 @pytest.mark.parametrize(("change", "what"), IN_THE_GRAPH)
-def test_in_a_graph(path: Path, change: Callable[[Any], Any], what: str) -> None:
+def test_a_changed_graph_is_refused(path: Path, change: Callable[[Any], Any], what: str) -> None:
     with pytest.raises(FileError, match=what) as caught:
         archive.load(edited(path, GRAPH, change)) and pytest.fail("loaded")
     assert str(path) in str(caught.value.where)
@@ -99,12 +99,12 @@ IN_THE_PROGRAM = [
 
 
 @pytest.mark.parametrize(("change", "what"), IN_THE_PROGRAM)
-def test_in_the_description(path: Path, change: Callable[[Any], Any], what: str) -> None:
+def test_a_changed_description_is_refused(path: Path, change: Callable[[Any], Any], what: str) -> None:
     with pytest.raises(FileError, match=what):
         archive.load(edited(path, PROGRAM, change))
 
 
-def test_in_the_manifest(path: Path) -> None:
+def test_a_changed_manifest_is_refused(path: Path) -> None:
     good = path.read_bytes()
     for change, what in (
         ({"format": "other"}, "not a fxshard program"),
@@ -116,7 +116,7 @@ def test_in_the_manifest(path: Path) -> None:
             archive.load(edited(path, MANIFEST, lambda manifest, change=change: manifest.update(change)))
 
 
-def test_entries(path: Path) -> None:
+def test_wrong_entries_are_refused(path: Path) -> None:
     good = entries(path)
     without = {name: data for name, data in good.items() if name != PLAN}
     evil = pickle.dumps(print)
@@ -137,7 +137,7 @@ def test_entries(path: Path) -> None:
             archive.load(pack(path, data, **options))
 
 
-def test_what_no_archive_writer_would_do(path: Path) -> None:
+def test_malformed_archives_are_refused(path: Path) -> None:
     data = entries(path)
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "a") as open_archive:
         open_archive.writestr("archive/" + PLAN, b"{}")
@@ -157,10 +157,8 @@ def test_what_no_archive_writer_would_do(path: Path) -> None:
     ("length", "count", "what"),
     [(30, 1, "the entry models/model_1.json is absurdly large"), (2000, 17, "the archive is absurdly large"), (2000, 1, "found a list")],
 )
-def test_text_that_would_fill_the_memory_is_not_read(
-    path: Path, length: int, count: int, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """8 MB of empty lists: compressed too well, too many of them, or few enough to be looked at."""
+def test_text_that_would_fill_memory_is_not_parsed(path: Path, length: int, count: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 MB of empty lists: compressed too well, in too many entries, or few enough to parse."""
     draw, read = random.Random(0), []
     unit = ",".join(draw.choice(("[]", "{}", "[0]")) for _ in range(length))
     text = f"[{','.join([unit] * (8_000_000 // len(unit)))}]".encode()
@@ -171,15 +169,15 @@ def test_text_that_would_fill_the_memory_is_not_read(
     assert bool(read) == (what == "found a list")
 
 
-def test_a_plan_is_no_program(tmp_path: Path) -> None:
-    """The error says what reads it."""
+def test_a_plan_is_not_a_program(tmp_path: Path) -> None:
+    """The error names the function that loads plans."""
     small_plan().save(tmp_path / "plan.json")
     with pytest.raises(FileError, match=r"JSON, like a plan") as caught:
         archive.load(tmp_path / "plan.json")
     assert f"fxshard.ShardingPlan.load({str(tmp_path / 'plan.json')!r})" in str(caught.value.remedy)
 
 
-def test_other_files(tmp_path: Path) -> None:
+def test_files_of_other_formats_are_refused(tmp_path: Path) -> None:
     torch.save({"a": 1}, tmp_path / "torch.pt")
     torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), tmp_path / "other.pt2")
     (tmp_path / "text").write_text("hello")
@@ -193,7 +191,7 @@ def test_other_files(tmp_path: Path) -> None:
 
 
 def test_damaged_bytes(path: Path) -> None:
-    """Cut short, or with bytes changed: refused, or (where the byte means nothing) the same program."""
+    """A file that is cut short or has changed bytes is refused, or loads as the same program if the byte has no meaning."""
     draw, good, same = random.Random(0), path.read_bytes(), archive.load(path).hash
     for round_ in range(200):
         data = bytearray(good)
@@ -209,7 +207,7 @@ def test_damaged_bytes(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [GRAPH, PROGRAM, PLAN])
 def test_fields_replaced_at_random_load_or_are_refused(path: Path, name: str) -> None:
-    """With a manifest that vouches for the change, so that the readers behind it are what is tested."""
+    """The manifest has the hashes of the changed entries, so that the readers of entries are under test."""
     draw, good = random.Random(name), entries(path)
     values: list[Any] = [..., None, -1, 0, 7, 2**70, 0.5, True, "", "x", "lambda", "S(9)", [], [[]], {}, {"as_none": True}, [1, "a"]]
     refused = 0

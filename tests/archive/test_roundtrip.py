@@ -1,4 +1,4 @@
-"""A program to a file and back: the same program, without a pickle, a process group or a model; the same file every time."""
+"""A program saved and loaded is the same program, without pickle, process group or model; its file is always the same."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt2", "b.pt2"], "a temporary file was left behind"
 
 
-def test_torch_opens_it_and_nothing_in_it_is_a_pickle(tmp_path: Path) -> None:
+def test_torch_opens_the_file_and_nothing_in_it_is_a_pickle(tmp_path: Path) -> None:
     archive.save(small_program(5), tmp_path / "m.pt2", WEIGHTS)
     files: dict[str, Any] = {"fxshard/plan.json": ""}
     exported = torch.export.load(tmp_path / "m.pt2", extra_files=files)
@@ -77,7 +77,7 @@ def test_torch_opens_it_and_nothing_in_it_is_a_pickle(tmp_path: Path) -> None:
     assert contents["archive/data/sample_inputs/model.pt"] == b""
 
 
-def test_a_program_that_calls_what_a_file_may_not_hold(tmp_path: Path) -> None:
+def test_a_program_with_a_forbidden_operator_is_not_saved(tmp_path: Path) -> None:
     program = small_program()
     (module,) = program.modules.values()
     node = next(n for n in module.graph.nodes if n.op == "call_function")
@@ -99,8 +99,8 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert [p.name for p in tmp_path.iterdir()] == ["m.pt2"] and (tmp_path / "m.pt2").read_text() == "an older file"
 
 
-def test_a_file_whose_parts_do_not_belong_together_is_refused(tmp_path: Path) -> None:
-    """Each part is well formed, but the layouts of an input are another program's: its graph has other shapes."""
+def test_a_file_with_inconsistent_parts_is_refused(tmp_path: Path) -> None:
+    """Each part is well formed, but the input layouts do not match the shapes in the graph."""
     program = small_program(6)
     layouts = tuple(Layout.replicated(program.mesh.ndim) for _ in program.input_layouts)
     assert layouts != program.input_layouts

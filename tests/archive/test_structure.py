@@ -1,4 +1,4 @@
-"""Structures of inputs and outputs as JSON: plain containers come back, the user's classes become what is in them."""
+"""Structures of inputs and outputs as JSON: plain containers come back, other classes become plain containers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_hugging_face_outputs_become_dicts() -> None:
     assert _again(outputs.CausalLMOutput(loss=1, logits=2)) == pytree.tree_structure({"loss": 1, "logits": 2})
 
 
-def test_values_that_are_no_tensors_stay() -> None:
+def test_values_other_than_tensors_are_kept() -> None:
     spec = with_fixed(pytree.tree_structure({"a": (0, 0), "b": [0, 0, 0]}), {0: None, 2: 3, 3: 1.5, 4: "text"})
     data = json.loads(json.dumps(write_structure(spec, "outputs", replace=False)))
     again = read_structure(Field(data, "file", "structure"))
@@ -72,6 +72,6 @@ BAD = [
 
 
 @pytest.mark.parametrize("data", BAD)
-def test_refused(data: Any) -> None:
+def test_malformed_structures_are_refused(data: Any) -> None:
     with pytest.raises(FileError):
         read_structure(Field(data, "file", "structure"))

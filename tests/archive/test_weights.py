@@ -1,4 +1,4 @@
-"""Weights in a program's file: whole, once when tied, mapped; what is missing, other or damaged is named."""
+"""Weights in a program's file: whole, stored once when tied, memory-mapped; missing, wrong and damaged ones are named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_tied_weights_are_stored_once_and_others_not_at_all(tmp_path: Path) -> N
     weights = archive.load_weights(tmp_path / "m.pt2")
     assert list(weights) == ["lin.weight"] and torch.equal(weights["lin.weight"], WEIGHT)
     archive.save(small_program(), tmp_path / "m.pt2", {"head.weight": WEIGHT})
-    assert torch.equal(archive.load_weights(tmp_path / "m.pt2")["lin.weight"], WEIGHT), "the other name will do"
+    assert torch.equal(archive.load_weights(tmp_path / "m.pt2")["lin.weight"], WEIGHT), "a tied weight is found by its other name"
 
 
 def test_changing_a_loaded_weight_does_not_change_the_file(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_program_without_weights_says_so(tmp_path: Path) -> None:
         archive.load_weights(tmp_path / "m.pt2")
 
 
-def test_one_changed_byte_is_noticed(path: Path) -> None:
+def test_one_changed_bit_is_noticed(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.find(WEIGHT.numpy().tobytes()) + 5] ^= 1
     path.write_bytes(data)
@@ -89,14 +89,14 @@ def _header(change: dict[str, object]) -> bytes:
         _header({"pickle": 1}),
     ],
 )
-def test_what_is_not_safetensors_is_refused_whatever_the_manifest_says(path: Path, content: bytes) -> None:
+def test_invalid_safetensors_are_refused_whatever_the_manifest_says(path: Path, content: bytes) -> None:
     pack(path, entries(path) | {SAFETENSORS: content})
     with pytest.raises(FileError):
         archive.load_weights(path)
 
 
-def test_unaligned_weights_are_read_too(path: Path) -> None:
-    """Other zip tools do not align; then the weights are copied."""
+def test_unaligned_weights_load(path: Path) -> None:
+    """Other zip tools do not align entries. The weights are copied then."""
     text = _header({"data_offsets": [0, 128]})[:-128] + WEIGHT.numpy().tobytes()
     pack(path, entries(path) | {SAFETENSORS: text})
     assert torch.equal(archive.load_weights(path)["lin.weight"], WEIGHT)

@@ -1,4 +1,4 @@
-"""The bench of ablations: its table names what is there, and one mechanism on one small anchor changes what it should."""
+"""The ablation bench: every mechanism it names exists, and switching one off on a small anchor changes the right figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BY_NAME = {one.name: one for one in MECHANISMS}
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.name)
-def test_every_target_and_all_code_is_there(mechanism: Mechanism) -> None:
+def test_every_mechanism_can_be_switched_off(mechanism: Mechanism) -> None:
     assert mechanism.lines >= 0
     with mechanism.switched_off(), used_of(MECHANISMS) as used:
         assert not used
@@ -27,7 +27,7 @@ def test_every_mechanism_has_an_anchor_of_its_stage() -> None:
 
 
 def _grid(data: object) -> Prepared:
-    """A grid whose states cost what they like, in which some are dominated."""
+    """A grid with random costs, in which some states are dominated."""
     rng = np.random.default_rng(0)
     pairs = tuple((i, j) for i in range(9) for j in (i + 1, i + 3) if j < 9)
     problem = PlacementProblem(tuple(rng.random((9, 4))), pairs, tuple(rng.random((len(pairs), 4, 4))))
@@ -39,7 +39,7 @@ def _grid(data: object) -> Prepared:
     return solved
 
 
-def test_cells_have_the_figures_of_each_switched_off() -> None:
+def test_cells_have_figures_with_and_without_each_mechanism() -> None:
     base, without, other = cells(Anchor("grid", "solve", _grid), [BY_NAME["small degree"], BY_NAME["tied"]], None)
     assert isinstance(base.figures, Figures) and isinstance(without.figures, Figures)
     assert base.mechanism == "" and base.figures.gap == without.figures.gap == 0
@@ -58,7 +58,7 @@ def test_table_of_one_mechanism_and_one_anchor(capsys: pytest.CaptureFixture[str
     assert "dominance" in (said := capsys.readouterr().out) and "perceptron, 0.6 of memory" in said
 
 
-def test_limits_on_memory_are_parts_of_the_free_plan() -> None:
+def test_memory_limits_are_fractions_of_the_unlimited_plan() -> None:
     from bench.ablations.anchors import perceptron
 
     planned = Planned(perceptron, "dp=2", "cpu", {"optimizer": "adamw"}, limit=0.9, work=1e7)

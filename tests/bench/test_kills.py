@@ -1,4 +1,4 @@
-"""Kills and restarts leave no trace in what a run ends with; a state that is not restored does."""
+"""A run that is killed and restarted ends with the same state; a state that was not restored is noticed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = Settings(steps=40, compiler="eager", small=True)
 
 
 @pytest.mark.distributed
-def test_a_run_under_kills(tmp_path: Path) -> None:
+def test_a_killed_run_ends_with_the_same_checkpoint(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     print(f"seed of the kills: {seed}")
     calm, killed = tmp_path / "calm", tmp_path / "killed"
@@ -24,12 +24,12 @@ def test_a_run_under_kills(tmp_path: Path) -> None:
     killed.mkdir()
     assert run(SETTINGS, calm, 0, seed).steps_done == SETTINGS.steps
     said = run(SETTINGS, killed, 3, seed)
-    assert (said.starts, len(said.killed_at)) == (4, 3), f"each kill comes before the end, seed {seed}"
+    assert (said.starts, len(said.killed_at)) == (4, 3), f"every kill must come before the end, seed {seed}"
     assert not differing(calm / "checkpoint", killed / "checkpoint"), f"seed {seed}: {said}"
 
 
-def test_a_difference_is_seen(tmp_path: Path) -> None:
-    """One bit of a weight, the position in the data, the random state: each is told."""
+def test_every_difference_is_found(tmp_path: Path) -> None:
+    """A small change of one weight, the position in the data, the random state."""
     for name, seed, step, change in (("a", 0, 1, 0.0), ("same", 0, 1, 0.0), ("bit", 0, 1, 1e-7), ("step", 0, 2, 0.0), ("draw", 1, 1, 0.0)):
         made = model(small=True)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A slice of the operator coverage, chosen for breadth, and the bench's own judgement."""
+"""The bench of operator coverage: a broad selection of operators, and its own logic."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ exponential linalg.cholesky nonzero masked_select unique item equal __getitem__ 
 
 
 @pytest.fixture(autouse=True)
-def _operators_as_they_are() -> None:
+def _original_operators() -> None:
     entries()
     without_frozen_seeds()
 
 
 @pytest.mark.parametrize("key", ENTRIES.split())
-def test_entry_runs_right(key: str) -> None:
+def test_selected_operators_are_right(key: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         record = measure(key, 2, 3, ("ours",))
@@ -36,7 +36,7 @@ def test_entry_runs_right(key: str) -> None:
     assert record["ours"]["backward"]["kind"] in ("right", "skipped") or key == "to_sparse", record
 
 
-def test_the_same_samples_every_time() -> None:
+def test_samples_are_deterministic() -> None:
     one = entry("add", entries()["add"])
     first, second = samples(one, 3, 5), samples(one, 3, 5)
     assert [s.combinations for s in first] == [s.combinations for s in second]
@@ -56,7 +56,7 @@ def test_the_same_samples_every_time() -> None:
         (True, 1, "is 'True'"),
     ],
 )
-def test_differences_are_seen(have: Any, want: Any, said: str) -> None:
+def test_differences_are_found(have: Any, want: Any, said: str) -> None:
     assert said in str(difference([have], [want]))
     assert difference([want], [want]) is None
 
@@ -90,11 +90,11 @@ def test_the_report_counts() -> None:
         ("has -1 output", "has N output"),
     ],
 )
-def test_numbers_leave_the_spaces_around_them(detail: str, general: str) -> None:
+def test_messages_are_generalised_to_one_cause(detail: str, general: str) -> None:
     assert _general(detail) == general
 
 
-def test_what_was_not_asked_is_no_exception() -> None:
+def test_operators_that_were_not_asked_are_no_exceptions() -> None:
     nothing: dict[str, Any] = {"valid": 0, "shards": False, "samples": 0, "note": ""}
     records = [{"key": "a", **nothing}, {"key": "b", **nothing, "samples": 3}, {"key": "aten.sym_size.int", **nothing}]
     records += [{"key": "c", "lost": "crash"}, {"key": "d", **nothing, "valid": 2}, {"key": "e", **nothing, "note": "why"}]

@@ -1,4 +1,4 @@
-"""The bench of planning on a small piece of its models: it measures what ``fxshard.plan`` does, and torch's traces run."""
+"""The planning bench on one layer of its models: it measures what ``fxshard.plan`` does, and traces by torch alone run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bench.planning.models import MODELS
 
 @pytest.fixture(autouse=True)
 def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_quiet", lambda: None)  # a measuring process is quiet, this one goes on
+    monkeypatch.setattr(measure, "_quiet", lambda: None)  # it would silence this process for the tests that follow
 
 
-def test_plan_is_that_of_the_public_name() -> None:
+def test_the_plan_is_that_of_fxshard_plan() -> None:
     measured = child.ours("llama", 1, "dp=2,tp=2", "h100", None)
     model, args, kwargs = MODELS["llama"](1)
     plan = fxshard.plan(model, args, fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100"), kwargs)
@@ -25,7 +25,7 @@ def test_plan_is_that_of_the_public_name() -> None:
     assert all(s.wall >= 0 and s.memory > 1e8 for s in measured.stages)
 
 
-def test_lowering_pass_by_pass() -> None:
+def test_lowering_is_measured_pass_by_pass() -> None:
     stages = child.ours("llama", 1, "dp=2,tp=2", "h100", None, lower=True).stages
     assert [s.name for s in stages[-4:]] == ["lower", "schedule", "chunk", "bucket"]
 
@@ -36,7 +36,7 @@ def test_bare_trace_makes_a_joint_graph(kind: str) -> None:
     assert fakes.made == "fake tensors" and graph.made.startswith("graph of ")
 
 
-def test_tables_are_of_all_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_cover_all_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert tuple(BARE) == child.KINDS and LAYERS.keys() == MODELS.keys()
     with pytest.raises(SystemExit):
         main(["--help"])

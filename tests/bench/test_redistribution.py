@@ -1,4 +1,4 @@
-"""Torch's own planners, greedy and min-cost, never send less than we do."""
+"""torch's own redistribution planners, greedy and min-cost, never send fewer bytes than fxshard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check(axes: str, shape: tuple[int, ...], most: int | None) -> None:
 
 
 @pytest.mark.parametrize(("axes", "shape"), CASES)
-def test_a_slice_of_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
+def test_a_sample_of_pairs(axes: str, shape: tuple[int, ...]) -> None:
     check(axes, shape, 25 if axes.count("=") == 3 else 120)
 
 
@@ -52,8 +52,8 @@ def test_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
         ("RS(0)", "RR", 1 / 2, 1 / 2),
     ],
 )
-def test_torchs_planners_are_counted_right(source: str, target: str, greedy: float, least: float) -> None:
-    """In shares of the whole, worked out by hand on 2 x 2 ranks from the paths that torch takes."""
+def test_bytes_of_torchs_planners(source: str, target: str, greedy: float, least: float) -> None:
+    """As fractions of the tensor, computed by hand on 2 x 2 ranks from the paths that torch takes."""
     mesh, whole = Mesh({"a": 2, "b": 2}), 8 * 8 * 4
     with fake_ranks(mesh) as ranks:
         both = [sent(ranks, L(source), L(target), (8, 8), 4, name) for name in ("greedy", "min-cost")]

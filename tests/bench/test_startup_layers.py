@@ -1,4 +1,4 @@
-"""The bench of many layers beside few, on few small ones: it says what each took, and how many times as long."""
+"""The bench that compares many layers with few, on small counts: it prints the time of each and the ratio."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.startup import layers
 from bench.startup.layers import main
 
 
-def test_planning_of_many_layers_beside_few(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging, "disable", lambda level: None)  # a measurement is usually in a process of its own
+def test_planning_two_layers_against_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "disable", lambda level: None)  # a measurement usually runs in its own process
     monkeypatch.setattr(layers, "_in_fresh_process", lambda job, *given: job(*given))
     monkeypatch.setattr(layers.compileall, "compile_dir", lambda folder, quiet: None)
     assert main(["--layers", "1", "2", "--mesh", "dp=2,tp=2", "--no-compile"]) == 0

@@ -1,4 +1,4 @@
-"""Exporting for any size from the command line: what it takes, what ``inspect`` says of the file, and how it says no."""
+"""Export with dynamic sizes from the command line: options, what ``inspect`` shows, and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_export_and_inspect(model: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main(["inspect", output]) == 0
     said = capsys.readouterr().out
     assert "batch x 16" in said and "dim 0 of args[0]" in said, "shapes and dims in the user's names"
-    assert "batch < 1000" in said and "model.py:7" in said, "what is taken for granted, and by which line"
+    assert "batch < 1000" in said and "model.py:7" in said, "the guard, and the line that asks for it"
     x = torch.randn(7, 16)
     weights = fxshard.load(output).weights
     want = torch.nn.functional.linear(x, weights["weight"], weights["bias"])
@@ -64,7 +64,7 @@ def test_even_and_as_json(model: str, tmp_path: Path, capsys: pytest.CaptureFixt
         assert cli.main(["inspect", output, table]) == 0
 
 
-def test_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_dynamic_options_are_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for factory, dynamic, what in (
         ("rows", "args[0]:0", "cannot read 'args[0]:0'"),
         ("rows", "args[0]:2=batch", "args[0] has no dim 2"),
@@ -75,15 +75,6 @@ def test_refused(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert what in capsys.readouterr().err
 
 
-def test_sizes_of_dims_that_nobody_named_are_refused_before_planning(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--dynamic", "args[0]:0=batch", "--no-cache", "--at"]
-    assert cli.main([*command, "batches=8"]) == 2
-    said = capsys.readouterr()
-    assert "no dynamic dim is called 'batches'" in said.err and "batch" in said.err and not said.out
-    assert cli.main([*command, "batch=8"]) == 0
-    assert "at batch=8" in capsys.readouterr().out
-
-
 def test_a_limit_at_the_largest_size(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--no-cache", "--dynamic", "args[0]:0=batch<=64", "--memory-limit", "1MB"]
     assert cli.main([*command, "--at", "batch=65"]) == USER_ERROR
@@ -92,8 +83,8 @@ def test_a_limit_at_the_largest_size(model: str, capsys: pytest.CaptureFixture[s
     assert "at batch=64" in capsys.readouterr().out
 
 
-def test_a_size_that_is_refused_leaves_the_others(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One at which the plan does not run, and one that no batch can have."""
+def test_refused_sizes_do_not_hide_the_others(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One size breaks a guard of the plan, and one is impossible for a batch."""
     command = ["plan", f"{model}:rows", "--mesh", "tp=2", "--no-cache", "--dynamic", "args[0]:0=batch"]
     assert cli.main([*command, "--at", "batch=8", "--at", "batch=2000", "--at", "batch=0", "--at", "batch=7"]) == USER_ERROR
     said, refused = capsys.readouterr()
@@ -110,7 +101,7 @@ def test_a_size_that_is_refused_leaves_the_others(model: str, capsys: pytest.Cap
         (["--dynamic", "args[0]:0=batch"], "batch=0", "batch cannot be 0"),
     ],
 )
-def test_a_size_that_cannot_be_asked_is_told_before_planning(
+def test_an_impossible_size_is_refused_before_planning(
     model: str, dynamic: list[str], at: str, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fxshard.api.plan", lambda *_, **__: pytest.fail("it was planned"))

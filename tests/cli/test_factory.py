@@ -1,4 +1,4 @@
-"""``FILE.py:FACTORY``: what a factory may return, and where the user is pointed when it goes wrong."""
+"""``FILE.py:FACTORY``: what a factory may return, and where errors point."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "what"), REFUSED)
-def test_refused(file: str, name: str, what: str) -> None:
+def test_wrong_factories_are_refused(file: str, name: str, what: str) -> None:
     with pytest.raises(FxshardError) as caught:
         load_model(f"{file}:{name}")
     assert what in caught.value.what and caught.value.where == f"{file}:{name}" and caught.value.remedy
 
 
-def test_the_users_own_error_names_the_line(file: str) -> None:
+def test_an_error_in_the_factory_names_its_line(file: str) -> None:
     with pytest.raises(FxshardError, match="the factory 'broken' failed: TypeError") as caught:
         load_model(f"{file}:broken")
     line = CODE.splitlines().index('    return nn.Linear(2, "two"), ()') + 1
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_imported(tmp_path: Path, code: str) -> None:
     assert f"{path}:1" in str(caught.value.where)
 
 
-def test_a_text_that_names_no_function(tmp_path: Path) -> None:
+def test_texts_that_name_no_function_are_refused(tmp_path: Path) -> None:
     for text, what in (("model.py", "cannot read"), ("model.py:", "cannot read"), (f"{tmp_path}/model.py:make", "there is no file")):
         with pytest.raises(FxshardError, match=what):
             load_model(text)

@@ -1,4 +1,4 @@
-"""The command line: what it hands on, what it prints, and how it says no."""
+"""The command line: what it passes on, what it prints, and its errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Calls of the front door, which is replaced by one that writes them down."""
+    """Records calls of ``fxshard.plan`` and ``fxshard.export`` instead of running them."""
     from fxshard import api
 
     found: list[tuple[str, Any]] = []
@@ -98,7 +98,7 @@ def test_constraints_reach_the_planner(model: str, calls: list[tuple[str, Any]])
     ]
 
 
-def test_layouts_of_ends_and_a_time_limit(model: str, calls: list[tuple[str, Any]]) -> None:
+def test_layouts_of_inputs_and_outputs_and_a_time_limit(model: str, calls: list[tuple[str, Any]]) -> None:
     ends = ["--input-layout", "S(0)", "--output-layout", "outputs[0]=R", "--output-layout", "outputs[1]=S(1)"]
     assert cli.main(["plan", f"{model}:training", "--mesh", "tp=4", *ends, "--time-limit", "2.5"]) == 0
     assert cli.main(["export", f"{model}:training", "--mesh", "tp=4", *ends, "-o", "m.pt2"]) in (0, 1)
@@ -153,7 +153,7 @@ REFUSED: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("options", "what"), REFUSED, ids=[what for _, what in REFUSED])
-def test_a_users_mistake_is_a_message(model: str, options: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_of_the_user_is_a_message(model: str, options: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", f"{model}:training", *options]) == 2
     printed = capsys.readouterr()
     assert what in printed.err and "to do:" in printed.err and "Traceback" not in printed.err
@@ -196,7 +196,7 @@ def test_a_file_that_is_neither_plan_nor_program(tmp_path: Path, capsys: pytest.
     assert "cut short" in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written_is_found_out_before_the_work(
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     model: str, tmp_path: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in ("plan", "export"):
@@ -206,7 +206,7 @@ def test_a_place_that_cannot_be_written_is_found_out_before_the_work(
     assert not calls
 
 
-def test_a_fault_of_ours_says_so_under_its_trace(
+def test_a_bug_of_fxshard_asks_for_a_report_below_its_traceback(
     model: str, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from fxshard import api
@@ -222,7 +222,7 @@ def test_a_fault_of_ours_says_so_under_its_trace(
 
 
 def test_help_needs_nothing_heavy() -> None:
-    """The standard library, the errors, and the presets that it lists: torch takes seconds to import."""
+    """It imports only the standard library, the errors, and the hardware presets it lists: torch takes seconds to import."""
     light = {"fxshard.errors", "fxshard.cli.check_op", "fxshard.cli.exit_codes", "fxshard.mesh.hardware"}
     for path in (cli.__file__, check_op.__file__, exit_codes.__file__, hardware.__file__):
         found = [node for node in ast.parse(Path(path).read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -248,8 +248,8 @@ WRONG = (
 )
 
 
-def test_wrong_arguments_are_told_without_torch(tmp_path: Path) -> None:
-    """Each is an error of the user's, in a process that has not imported torch by then."""
+def test_wrong_arguments_are_refused_without_torch(tmp_path: Path) -> None:
+    """Each is an error of the user, raised before torch is imported."""
     (tmp_path / "model.py").write_text("import torch")
     lines = [command.format("model.py").split() for command in WRONG]
     code = f"import sys; from fxshard.cli import main as cli; print([(cli.main(line), 'torch' in sys.modules) for line in {lines!r}])"
@@ -299,7 +299,7 @@ def test_a_kernel_that_ends_the_process_is_a_message(tmp_path: Path) -> None:
     assert "fxshard_cli::fragile was ended by SIGFPE" in done.stderr and "float32[6, 5]" in done.stderr and "--sample" in done.stderr
 
 
-def test_a_function_for_dtensor_is_judged_like_a_rule(tmp_path: Path) -> None:
+def test_a_function_of_register_sharding_is_judged_like_a_rule(tmp_path: Path) -> None:
     done = _check_op(tmp_path, "fxshard_cli::rows")
     assert done.returncode == 1 and "register_sharding): WRONG" in done.stdout
     assert "S(1) -> S(1)" in done.stdout and "missing:\n  S(0) -> S(0)" in done.stdout
@@ -307,7 +307,7 @@ def test_a_function_for_dtensor_is_judged_like_a_rule(tmp_path: Path) -> None:
     assert done.returncode == 0 and "register_sharding): right and complete" in done.stdout
 
 
-def test_a_rule_is_looked_for_in_torchs_samples_of_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rule_is_searched_on_torchs_samples_of_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-op", "aten.special_airy_ai.default", "--samples", "8", "--budget", "50"]) == 0
     said = capsys.readouterr()
     assert 'register_rule("aten::special_airy_ai", "a -> a")' in said.out and "5 with other numbers of dims are left out" in said.err
@@ -320,14 +320,13 @@ def test_a_rule_is_looked_for_in_torchs_samples_of_one_kind(capsys: pytest.Captu
         ("aten.normal_.default", "changes its arguments"),
     ],
 )
-def test_operators_that_no_rule_is_looked_for(op: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of aten, whose samples are torch's, are refused like a user's."""
+def test_aten_operators_that_cannot_have_a_rule_are_refused(op: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-op", op, "--samples", "3", "--budget", "50"]) == 2
     assert what in capsys.readouterr().err
 
 
-def test_check_op_shows_that_it_works(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line where nobody watches, a bar where somebody may."""
+def test_check_op_shows_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar on a terminal, one line elsewhere."""
     assert cli.main(["check-op", "aten.t.default", "--samples", "2", "--budget", "5"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("aten.t.default: right") and "checking aten.t.default (2) ..." in said.err

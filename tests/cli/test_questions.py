@@ -1,4 +1,4 @@
-"""Questions on the command line: --explain, --why, diff, and where the plan came from."""
+"""Questions on the command line: --explain, --why, diff, and whether a plan came from the cache."""
 
 from __future__ import annotations
 

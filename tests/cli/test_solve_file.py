@@ -1,4 +1,4 @@
-"""``fxshard solve``: what it prints and writes, and what it says of files that are none."""
+"""``fxshard solve``: what it prints and writes, and its errors on files that are not problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("limit", [[], ["--time-limit", "20"]])
 def test_a_problem_is_solved(limit: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The optimum of the file is known by enumeration (`test_data`)."""
+    """``tests/solver/problem/test_data.py`` finds the optimum of this file by enumeration."""
     output = tmp_path / "solution.json"
     assert cli.main(["solve", EXAMPLE, *limit, "-o", str(output)]) == 0
     lines = printed(capsys)
@@ -75,7 +75,7 @@ def test_other_files_are_refused(content: bytes, what: str, tmp_path: Path, caps
     assert what in error and f"where: {path}" in error and "to do:" in error
 
 
-def test_what_a_user_can_get_wrong_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_of_the_user_are_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["solve", str(tmp_path / "none.json")]) == 2
     assert cli.main(["solve", EXAMPLE, "--time-limit", "-1"]) == 2
     assert cli.main(["solve", EXAMPLE, "-o", str(tmp_path / "none" / "solution.json")]) == 2

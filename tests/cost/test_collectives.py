@@ -1,4 +1,4 @@
-"""Forms of collectives against numbers worked out by hand, and what must hold on any hardware."""
+"""Costs of collective algorithms against numbers computed by hand, and properties that hold on any hardware."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MB = 1_000_000
 
 
 def by_name(kind: str, span: Span) -> dict[str, float]:
-    """Microseconds of each form on a buffer of a megabyte."""
+    """Microseconds of each algorithm on a buffer of a megabyte."""
     return {form.name: form.time(MB) for form in algorithms(kind, span, IN, OUT)}
 
 
-def test_inside_a_node_there_is_the_ring() -> None:
+def test_inside_a_node_there_is_only_the_ring() -> None:
     """Four ranks: 6 hops and 1.5 MB at 10 GB/s, or 3 hops and 0.75 MB."""
     assert by_name("all_reduce", Span(4, 1, 4)) == pytest.approx({"ring": 6 + 150})
     for kind in ("all_gather", "reduce_scatter", "all_to_all"):
@@ -41,7 +41,7 @@ def test_between_nodes_a_tree_saves_hops_and_sends_more() -> None:
     assert collective_time("all_reduce", 0, 1750 * 1000, mesh) == pytest.approx(5 + 140 + 1750), "a megabyte by the ring"
 
 
-def test_across_nodes_the_stages_add_up() -> None:
+def test_across_nodes_the_stages_of_a_hierarchical_algorithm_add_up() -> None:
     """Two ranks in each of eight nodes: reduce-scatter of 1 MB inside (1 hop, 50 us), all-reduce of half of it between, all-gather.
 
     Straight through all 16: 30 hops, 14 of them between; 1.875 MB by two rings of 1 GB/s each.
@@ -54,7 +54,7 @@ def test_across_nodes_the_stages_add_up() -> None:
 
 
 def test_gathers_and_exchanges_across_nodes() -> None:
-    """As above; an exchange sends 1 MB / 16 to each of 14 ranks in other nodes, over its own share of the network."""
+    """As above. An all-to-all sends 1 MB / 16 to each of the 14 ranks in other nodes, over the rank's own share of the network."""
     for kind in ("all_gather", "reduce_scatter"):
         found = by_name(kind, Span(16, 2, 2))
         assert found == pytest.approx({"ring": 7 * 10 + 8 * 1 + 937.5 / 2, "hierarchical, ring": 1 + 50 + 7 * 10 + 875 / 2})
@@ -62,8 +62,8 @@ def test_gathers_and_exchanges_across_nodes() -> None:
     assert found == pytest.approx({"ring": 1 + 14 * 10 + 875, "hierarchical, ring": 1 + 50 + 7 * 10 + 875})
 
 
-def test_many_cards_carry_what_nvlink_carries() -> None:
-    """16 H100s in two nodes: eight cards of 50 GB/s are no bottleneck beside 370 GB/s inside, so a large all-reduce runs at that."""
+def test_network_cards_of_a_node_together_are_as_fast_as_nvlink() -> None:
+    """16 H100s in two nodes: eight network cards of 50 GB/s are no bottleneck, so a large all-reduce runs at the 370 GB/s of NVLink."""
     sent = 2 * 15 * 10**9 // 16
     mesh = Mesh({"tp": 16}, "h100")
     assert collective_time("all_reduce", 0, sent, mesh) == pytest.approx(sent / 370e9 * 1e6, rel=0.02)
@@ -79,7 +79,7 @@ shapes = st.lists(st.integers(1, 6), min_size=1, max_size=3)
 def test_no_worse_than_one_ring_over_the_slowest_link(
     pair: tuple[Link, Link], shape: list[int], node: int, kind: str, axis: int, sent: int, more: int
 ) -> None:
-    """On any mesh; and no better than what the faster link carries; and more bytes never cost less."""
+    """On any mesh. Also, it is never faster than the faster link, and more bytes never cost less."""
     inside, between = pair
     mesh = Mesh({f"a{i}": n for i, n in enumerate(shape)}, Hardware("any", {4: 1.0}, 1.0, 2.0, node, inside, between))
     axis = axis % mesh.ndim
@@ -94,8 +94,8 @@ def test_no_worse_than_one_ring_over_the_slowest_link(
     assert collective_time(kind, axis, sent + more, mesh) >= time
 
 
-def test_a_link_given_for_an_axis_takes_the_place_of_the_hardwares() -> None:
-    """By name, inside a node as across; the other axes keep theirs."""
+def test_a_link_given_for_an_axis_replaces_that_of_the_hardware() -> None:
+    """Inside a node and across nodes; other axes keep their links."""
     mesh, slow = Mesh({"dp": 2, "tp": 4}, H, links={"tp": Link(1e8, 7.0)}), Link(1e8, 7.0)
     assert mesh.link(1) == slow and mesh.hardware.axes == {"tp": slow}
     assert collective_time("all_gather", 1, MB, mesh) == pytest.approx(5 + 3 * 7 + 10_000)
@@ -103,8 +103,8 @@ def test_a_link_given_for_an_axis_takes_the_place_of_the_hardwares() -> None:
     assert mesh != Mesh({"dp": 2, "tp": 4}, H)
 
 
-def test_a_measured_group_takes_the_time_that_was_measured() -> None:
-    """Groups go by size and stride, whatever the axis is called; others and other kinds keep the formula."""
+def test_a_measured_group_has_the_measured_time() -> None:
+    """Groups match by size and stride, not by the name of the axis; other groups and kinds keep the formula."""
     curve = Curve(((1000, 80.0), (2000, 100.0)))
     own = dataclasses.replace(H, measured=Measured(collectives={("all_reduce", 4, 2): curve}))
     mesh = Mesh({"dp": 4, "tp": 2}, own)
@@ -114,8 +114,8 @@ def test_a_measured_group_takes_the_time_that_was_measured() -> None:
     assert collective_time("all_reduce", 1, 1500, mesh) == collective_time("all_reduce", 1, 1500, Mesh({"dp": 4, "tp": 2}, H))
 
 
-def test_what_a_kind_reaches_of_the_links() -> None:
-    """Twice the latency and half the bandwidth for all-gathers; a link given for an axis is taken as it is, before what was measured."""
+def test_measured_efficiency_of_a_kind() -> None:
+    """All-gathers reach twice the latency and half the bandwidth. A link given for an axis is used as it is, without measurements."""
     measured = Measured(collectives={("all_gather", 4, 1): Curve(((8, 1.0), (16, 2.0)))}, efficiency={"all_gather": Efficiency(2.0, 0.5)})
     own = dataclasses.replace(H, measured=measured)
     assert collective_time("all_gather", 0, MB, Mesh({"a": 3}, own)) == pytest.approx(5 + 2 * 2 + 200)

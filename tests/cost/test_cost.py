@@ -1,4 +1,4 @@
-"""Costs against numbers worked out by hand."""
+"""Costs against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def time_of(one: Call, mesh: Mesh, inputs: str, output: str) -> float:
 
 
 def test_a_product_bound_by_compute() -> None:
-    """2 x 1000^3 FLOP at 1e12 a second are 2 ms; sharded over two ranks half of that, by rows or by what is summed."""
+    """2 x 1000^3 FLOP at 1e12 a second are 2 ms. Sharded over two ranks, by rows or by the contracted dim, half of that."""
     mm = call("fxshard.einsum.default", [(1000, 1000), (1000, 1000)], (1000, 1000), "mk,kn->mn")
     mesh = Mesh({"a": 2}, H)
     assert time_of(mm, mesh, "R R", "R") == pytest.approx(2000)
@@ -46,7 +46,7 @@ def test_a_product_bound_by_memory() -> None:
 
 
 def test_rates_by_element_size() -> None:
-    """Half precision runs at its own rate; one without a rate at that of four bytes."""
+    """Half precision runs at its own rate; float64 has no rate here and runs at that of four bytes."""
     mesh = Mesh({"a": 2}, H)
     half = call("fxshard.einsum.default", [(1000, 1000)] * 2, (1000, 1000), "mk,kn->mn", dtype=torch.bfloat16)
     double = call("fxshard.einsum.default", [(1000, 1000)] * 2, (1000, 1000), "mk,kn->mn", dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_rates_by_element_size() -> None:
 
 
 def test_elements_without_a_rate_of_their_own() -> None:
-    """One byte takes the rate of two, a complex number four products of its parts; without any rate that will do it is an error."""
+    """One byte has the rate of two, a complex product counts as four real ones; without a usable rate there is an error."""
     mesh, ms = Mesh({"a": 2}, H), 1000.0
 
     def product(dtype: torch.dtype, on: Mesh = mesh) -> float:
@@ -67,8 +67,8 @@ def test_elements_without_a_rate_of_their_own() -> None:
         product(torch.float16, Mesh({"a": 2}, replace(H, name="none", flops={1: 1e12})))
 
 
-def test_measured_products_and_copies_take_the_place_of_rates() -> None:
-    """2 x 100^3 FLOP of bfloat16 as measured, of float32 by the rate; copies by the curve, products of theirs too where longer."""
+def test_measured_products_and_copies_replace_rates() -> None:
+    """2 x 100^3 FLOP: bfloat16 has the measured time, float32 that of the rate, or of its memory traffic by the copy curve if longer."""
     curve, copy = Curve(((10**6, 30.0), (3 * 10**6, 70.0))), Curve(((10**4, 1.0), (10**6, 10.0)))
     mesh = Mesh({"a": 2}, replace(H, measured=Measured({"bfloat16": curve}, copy)))
     shapes = [(100, 100)] * 2
@@ -81,7 +81,7 @@ def test_measured_products_and_copies_take_the_place_of_rates() -> None:
     assert step is not None and time_price(mesh)(step, 0, 10**6) == pytest.approx(0.1 + 10)
 
 
-def test_pointwise_moves_what_it_reads_and_writes() -> None:
+def test_pointwise_operators_cost_their_reads_and_writes() -> None:
     """Three tensors of a million floats; an uneven shard counts at the size of the largest."""
     add = call("aten.add.Tensor", [(1000, 1000)] * 2, (1000, 1000))
     assert time_of(add, Mesh({"a": 2}, H), "R R", "R") == pytest.approx(12e6 / 1e11 * 1e6)
@@ -108,8 +108,8 @@ def test_attention_counts_two_products_and_half_when_causal() -> None:
         assert time_of(sdpa, mesh, "R R R", "R") == pytest.approx(factor * one)
 
 
-def test_causal_attention_with_its_queries_cut_skips_nothing() -> None:
-    """The last of two shards sees keys 1 to 512, three quarters of them on average; what it runs is a mask over all."""
+def test_causal_attention_with_sharded_queries_skips_nothing() -> None:
+    """The last shard attends to most keys, and runs with a mask over all of them."""
     shape, mesh = (2, 8, 512, 64), Mesh({"a": 2}, H)
     whole = call("fxshard.sdpa.default", [shape] * 3, shape, None, False, 0.0, None)
     causal = call("fxshard.sdpa.default", [shape] * 3, shape, None, True, 0.0, None)
@@ -118,7 +118,7 @@ def test_causal_attention_with_its_queries_cut_skips_nothing() -> None:
 
 
 def test_batch_norm_in_parts_costs_what_it_reads_and_writes_once() -> None:
-    """As one operator would: x in and out, and vectors."""
+    """As one operator would: x is read and written once, and some vectors."""
     x, mesh = (64, 128, 32, 32), Mesh({"a": 2}, H)
     total = time_of(call("fxshard.channel_sum.default", [x], (128,)), mesh, "R", "R")
     spread = time_of(call("fxshard.channel_spread.default", [x, (128,)], (128,), 65536), mesh, "R R", "R")
@@ -131,18 +131,18 @@ WANTED = [((True, True, True), 3), ((False, True, True), 2), ((False, False, Tru
 
 @pytest.mark.parametrize(("wanted", "tensors"), WANTED)
 def test_gradients_of_a_norm_read_its_tensors_once(wanted: tuple[bool, bool, bool], tensors: int) -> None:
-    """Whichever of (x, weight, bias) are asked for: the gradient and x, as far as they are needed, and the result."""
+    """For any of (x, weight, bias): it reads the gradient and x as needed, and writes the result."""
     mesh, norm = Mesh({"a": 2}, H), torch.nn.LayerNorm(64)
     norm.weight.requires_grad_(wanted[1])
     norm.bias.requires_grad_(wanted[2])
     graph = trace(norm, (torch.randn(1000, 64, requires_grad=wanted[0]),))
     calls = [call_of(n) for n in graph.nodes if "row_norm_" in str(n.target)]
     total = sum(compute_time(c, OpSpec((L("R"),) * len(c.operands), (L("R"),)), mesh) for c in calls)
-    assert total == pytest.approx(4 * tensors * 1000 * 64 / 1e11 * 1e6, rel=0.1), "vectors are next to nothing"
+    assert total == pytest.approx(4 * tensors * 1000 * 64 / 1e11 * 1e6, rel=0.1), "vectors cost almost nothing"
 
 
-def test_backwards_count_the_products_of_the_forward_and_more() -> None:
-    """Attention: five products of 2 b h s t d (scores again, and gradients of v, scores, q, k). Convolution: two, each as the forward."""
+def test_backwards_count_all_their_products() -> None:
+    """Attention has five products of 2 b h s t d: scores again, and gradients of v, scores, q, k. Convolution has two, as its forward."""
     mesh = Mesh({"a": 2}, H)
     shape, statistics = (2, 8, 512, 64), (2, 8, 512)
     for causal, factor in ((False, 5), (True, 2.5)):
@@ -154,8 +154,8 @@ def test_backwards_count_the_products_of_the_forward_and_more() -> None:
     assert time_of(conv, mesh, "S(0) S(0) R", "S(0)") == pytest.approx(2 * (8 * 128 * 32 * 32) * (64 * 9) / 1e12 * 1e6)
 
 
-def test_groups_of_rows_cost_as_much_as_rows() -> None:
-    """1000 rows of 8 groups: 2 x 1000^3 FLOP, 2 ms, and as much for the gradient of the weights; half with half of the groups."""
+def test_a_grouped_product_costs_as_much_as_a_plain_one() -> None:
+    """1000 rows in 8 groups: 2 x 1000^3 FLOP, 2 ms, and as much for the gradient of the weights; half with half the groups."""
     mesh = Mesh({"a": 2}, H)
     rows = call("aten._grouped_mm.default", [(1000, 1000), (8, 1000, 1000), (8,)], (1000, 1000))
     grad = call("aten._grouped_mm.default", [(1000, 1000), (1000, 1000), (8,)], (8, 1000, 1000))
@@ -173,7 +173,7 @@ def test_alpha_beta(kind: str, hops: int) -> None:
 
 
 def test_prices_of_steps() -> None:
-    """An all-reduce of 4 MB over two ranks sends 4 MB; what sends nothing costs what it writes, and a little for being there."""
+    """An all-reduce of 4 MB over two ranks sends 4 MB. A step that sends nothing costs its writes and 0.1 us."""
     mesh = Mesh({"a": 2}, H)
     price, shape = time_price(mesh), (1000, 1000)
     steps = {p + q: single_step(0, L(p)[0], L(q)[0]) for p, q in [("P", "R"), ("R", "S(0)"), ("S(0)", "S(1)"), ("P", "S(0)"), ("R", "P")]}
@@ -185,8 +185,8 @@ def test_prices_of_steps() -> None:
     assert priced["RP"] == pytest.approx(0.1 + 40)
 
 
-def test_an_h100_multiplies_faster_than_it_talks_to_other_nodes() -> None:
-    """Presets: the product of Llama-sized matrices in bfloat16, and the all-reduce of its result within and across nodes."""
+def test_presets() -> None:
+    """A product of Llama-sized bfloat16 matrices on an H100, and the all-reduce of its result within and across nodes."""
     mm = call("fxshard.einsum.default", [(4096, 4096)] * 2, (4096, 4096), "mk,kn->mn", dtype=torch.bfloat16)
     inside, across = Mesh({"tp": 8}, "h100"), Mesh({"tp": 8, "dp": 8}, "h100")
     whole = time_of(mm, inside, "R R", "R")

@@ -1,4 +1,4 @@
-"""Memory over time of graphs written by hand, whose bytes can be counted on paper."""
+"""Memory over time of graphs written by hand, with bytes counted by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ K = 1000 * 4
 
 
 class Builder:
-    """A graph whose values are meta tensors, views sharing their storage."""
+    """Builds a graph whose values are meta tensors; views share their storage."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -68,10 +68,10 @@ def test_views_and_writes_in_place_hold_their_storage() -> None:
     b(aten.exp.default, x)
     last = b(aten.exp.default, part)
     profile = profile_stages([b.stage({x: BoundaryValue("input", "x")}, last)])
-    assert profile.over_time == (2 * K, 2 * K, 2 * K, 3 * K, 2 * K + 4), "nobody reads the fourth"
+    assert profile.over_time == (2 * K, 2 * K, 2 * K, 3 * K, 2 * K + 4), "the fourth value has no reader"
 
 
-def test_a_collective_is_held_by_what_waits_for_it() -> None:
+def test_the_result_of_a_collective_lives_as_long_as_that_of_its_wait() -> None:
     b = Builder()
     x = b.given("x")
     started = b(c10d.all_gather_into_tensor.default, x, 2, "tp")
@@ -83,7 +83,7 @@ def test_a_collective_is_held_by_what_waits_for_it() -> None:
     assert profile.by_kind(1) == {"parameter": K, "gathered": 2 * K}
 
 
-def test_outputs_of_one_call_live_while_they_are_picked() -> None:
+def test_all_outputs_of_a_call_live_until_they_are_unpacked() -> None:
     b = Builder()
     x = b.given("x")
     both = b(aten.max.dim, b(aten.view.default, x, [10, 100]), 1)
@@ -93,7 +93,7 @@ def test_outputs_of_one_call_live_while_they_are_picked() -> None:
     assert profile.over_time == (K, K + 10 * 4 + 10 * 8, K + 10 * 4 + 10 * 8, K + 10 * 4 + 10 * 4)
 
 
-def test_the_backward_frees_what_was_kept_and_makes_anew_what_was_not() -> None:
+def test_the_backward_frees_saved_values_and_recomputes_others() -> None:
     f, late = Builder(), Builder()
     x = f.given("x")
     cheap = f(aten.exp.default, x)
@@ -102,7 +102,7 @@ def test_the_backward_frees_what_was_kept_and_makes_anew_what_was_not() -> None:
     forward = Stage(f.graph, {x: BoundaryValue("parameter", "w")}, {loss: BoundaryValue("output", "outputs[0]")})
     f.graph.output((loss, kept))
     same_x, same_kept, tangent = (late.given(n, v) for n, v in (("x", x.meta["val"]), ("k", kept.meta["val"]), ("t", loss.meta["val"] * 1)))
-    again = late.graph.node_copy(cheap, {x: same_x}.__getitem__)  # the same meta, but computed once more
+    again = late.graph.node_copy(cheap, {x: same_x}.__getitem__)  # shares meta with ``cheap``, but is computed again
     grad = late(aten.mul.Tensor, late(aten.mul.Tensor, again, same_kept), tangent)
     late.graph.output((grad,))
     backward = Stage(late.graph, {tangent: BoundaryValue("input", "tangents[0]")}, {grad: BoundaryValue("gradient", "w")})
@@ -131,7 +131,7 @@ def test_workspace_counts_while_its_step_runs() -> None:
         (Optimizer("adam", master_weights=True), torch.float32, 8),
     ],
 )
-def test_bytes_of_an_optimisers_state(optimizer: Optimizer, dtype: torch.dtype, size: int) -> None:
+def test_bytes_of_optimizer_state(optimizer: Optimizer, dtype: torch.dtype, size: int) -> None:
     """With master weights Adam takes 12 bytes for a bfloat16 parameter (ZeRO, Rajbhandari et al., 2020, section 3.1)."""
     assert optimizer.bytes_per_element(dtype) == size
 

@@ -1,4 +1,4 @@
-"""What users give as an optimiser: what it keeps is what torch's own keeps after a step."""
+"""``Optimizer.of`` accepts what users pass, and counts the state that torch's optimizer has after a step."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OPTIONS = ({}, {"momentum": 0.9}, {"amsgrad": True}, {"centered": True}, {"cente
 
 
 def kept(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> int:
-    """Tensors of the weight's size that it has after a step."""
+    """How many state tensors of the weight's size the optimizer has after a step."""
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     return sum(isinstance(one, torch.Tensor) and one.shape == weight.shape for one in optimizer.state[weight].values())
 
 
 def taken(name: str, options: dict[str, Any]) -> bool:
-    """Whether the class has these options."""
+    """Whether the class accepts these options."""
     return options.keys() <= inspect.signature(getattr(torch.optim, name)).parameters.keys()
 
 
@@ -41,14 +41,14 @@ def test_an_optimizer_and_its_class(name: str, options: dict[str, Any]) -> None:
         assert Optimizer.of(made) == Optimizer.of(name) == found
 
 
-def test_the_group_that_keeps_most() -> None:
+def test_the_parameter_group_with_most_state_counts() -> None:
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     groups = [{"params": weights[:1]}, {"params": weights[1:], "momentum": 0.5}]
     assert Optimizer.of(torch.optim.SGD(groups, lr=0.1)).kind == "sgd_momentum"
 
 
 class Mine(torch.optim.Adam):
-    """Keeps who knows what."""
+    """A subclass, whose state is unknown."""
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ class Mine(torch.optim.Adam):
         (7, "'int'"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(given: Any, said: str) -> None:
+def test_unknown_optimizers_are_refused_by_name(given: Any, said: str) -> None:
     with pytest.raises(OptionError, match=f"unknown optimizer {said}") as caught:
         Optimizer.of(given)
     assert "sgd_momentum" in str(caught.value.remedy) and "adamw" in str(caught.value.remedy) and len(str(caught.value)) < 500
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_refused_by_name(given: Any, said: str) -> None:
     assert "fxshard.Optimizer(name, state_dtype=...)" in str(caught.value.remedy)
 
 
-def test_planning_takes_them_and_sizes_with_units() -> None:
+def test_plan_accepts_optimizers_and_sizes_with_units() -> None:
     model, x = torch.nn.Linear(8, 8, bias=False), torch.zeros(4, 8)
     held = {}
     for one in (torch.optim.AdamW, "adam", torch.optim.SGD(model.parameters(), lr=0.1), "none"):

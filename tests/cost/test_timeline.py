@@ -1,4 +1,4 @@
-"""Predicted timelines against ones worked out by hand."""
+"""Predicted timelines against ones computed by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
 
 def graph(early: bool) -> list[fx.Node]:
-    """An all-reduce of 4000 bytes between two products of 1e6 FLOPs; waited for behind the second, or at once."""
+    """An all-reduce of 4000 bytes between two products. If ``early``, the wait comes after the second product, else at once."""
     g = fx.Graph()
 
     def made(target: object, *args: object, shape: tuple[int, ...] = (100, 10)) -> fx.Node:
@@ -37,7 +37,7 @@ def graph(early: bool) -> list[fx.Node]:
 
 
 @pytest.mark.parametrize("overlap", [1.0, 0.5, 0.0])
-def test_what_hides(overlap: float) -> None:
+def test_overlap_of_a_collective_with_a_product(overlap: float) -> None:
     """Products take 2 x 100 x 50 x 10 FLOPs, 50 us at 2e9 a second. The all-reduce sends 4000 bytes on two ranks, 40 us."""
     rates = {4: 2e9}
     hardware = Hardware("toy", rates, 1e30, 0.0, 8, Link(1e8, 0.0), Link(1e8, 0.0), overlap=overlap)

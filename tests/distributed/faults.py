@@ -1,4 +1,4 @@
-"""Ranks that fail on purpose: started by a parent that holds the store, as no elastic agent would end the others."""
+"""Ranks that fail on purpose. Their parent holds the store and, unlike an elastic agent, does not kill the survivors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fxshard.runtime.ranks import heartbeat
 from fxshard.runtime.ranks.watchdog import watching
 
 START = 200.0  # seconds until all ranks are ready, on busy cores
-TIMEOUT = 6.0  # what the ranks are given
-PERIOD = 0.2  # beats are quicker than usual, so that little of it is kept for finding out why
+TIMEOUT = 6.0  # seconds that a rank waits for the others
+PERIOD = 0.2  # seconds between heartbeats: short, so that finding the cause takes little of the timeout
 WARM = 2  # steps before anything fails
 
 
 class Net(nn.Module):
-    """By ``plan_of`` it has collectives in the forward and in the backward."""
+    """With the plan of ``plan_of`` it has collectives in the forward and in the backward."""
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Fault:
-    """How rank ``rank`` of ``mesh`` fails, once it is warm, and what the others do then: "forward", "backward", "clip" or "save"."""
+    """How rank ``rank`` of ``mesh`` fails after its warm-up, and during what: "forward", "backward", "clip" or "save"."""
 
     how: str
     rank: int
@@ -63,7 +63,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Survivor:
-    """What a rank met: the kind of error, its text, and seconds from its last step's begin."""
+    """How a rank ended its last step: type and text of its error, and seconds since the step began."""
 
     kind: str
     text: str
@@ -72,7 +72,7 @@ class Survivor:
 
 @cache
 def plan_of(mesh: tuple[int, ...]) -> str:
-    """As JSON: the first layer's result is cut along the last axis, the batch along the first of two."""
+    """A plan as JSON: tensor parallel on the last axis and, on a mesh of two axes, data parallel on the first."""
     front, batch = ("", "R") if len(mesh) == 1 else ("R", "S(0)")
     pins = {"a.weight": front + "S(0)", "b.weight": front + "S(1)", "a": (batch if front else "") + "S(1)"}
     axes = dict(zip(("dp", "tp")[2 - len(mesh) :], mesh, strict=True))
@@ -84,9 +84,9 @@ def plan_of(mesh: tuple[int, ...]) -> str:
 
 
 def start(fault: Fault, folder: Path) -> dict[int, Survivor]:
-    """Runs ``fault``; what the ranks met that came to their end, within the timeout or not: then they are missing."""
+    """Runs ``fault`` and returns how each rank ended. A rank that did not end by itself in time is missing."""
     (folder / "plan.json").write_text(plan_of(fault.mesh))
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # outside of the ranks: no death takes it along
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # not in a rank, so that it outlives them all
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.distributed.faults", "fxshard.runtime.backend.backend", "torch._inductor.compile_fx"])
     ranks = [context.Process(target=_rank, args=(fault, rank, store.port, str(folder)), daemon=True) for rank in range(fault.world)]

@@ -1,4 +1,4 @@
-"""Fresh processes that run an exported program, over gloo, and never see the model's code."""
+"""Fresh processes that run an exported program over gloo and never import the model's code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ dist.barrier()
 
 
 def run_fresh(body: str, folder: Path) -> None:
-    """Runs ``body`` on two ranks, whose working folder is ``folder``: it has ``mesh``, and leaves the tensors that are saved in ``out``."""
+    """Runs ``body`` on two ranks. It may use ``mesh``, ``rank`` and ``folder``, and leaves the tensors to save in ``out``."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a rank logs, where pytest's own fixture does not reach."""
+"""Captures what a rank logs; pytest's ``caplog`` does not reach other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
-    """The lines that fxshard logs meanwhile, of this ``level`` and above."""
+    """Collects the lines that fxshard logs inside the ``with`` block, of this ``level`` and above."""
     lines: list[str] = []
     handler, logger = _Lines(lines), logging.getLogger("fxshard")
     before = logger.level

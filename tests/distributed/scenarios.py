@@ -1,4 +1,4 @@
-"""Real processes over gloo for tests: one start for many scenarios, each reported on its own."""
+"""Real processes over gloo for tests: they start once and run many scenarios, each with a result of its own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 Scenario = Callable[[], Any]
-"""Runs on every rank, in a process with a default gloo group; what it raises is its failure."""
+"""Runs on every rank, in a process with a default gloo group. It fails if it raises."""
 
 
 def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, seconds: float = 300.0) -> dict[str, str]:
-    """Runs all ``scenarios``, in order, on ``world`` processes; for each the traceback of the first rank that failed, or "".
+    """Runs all ``scenarios``, in order, on ``world`` processes. Returns for each the traceback of the first rank that failed, or "".
 
-    Scenarios are module-level functions. A scenario that fails on some ranks only may take later ones along.
+    Scenarios are module-level functions. If a scenario fails on some ranks only, later ones may fail because of it.
     """
-    context = mp.get_context("forkserver")  # torch is imported once, in the server, not once a rank
+    context = mp.get_context("forkserver")  # the server imports torch once for all ranks
     context.set_forkserver_preload(["tests.distributed.warm"])
     arguments = [(dict(scenarios), rank, world, str(folder)) for rank in range(world)]
     processes = [context.Process(target=_process, args=a, daemon=True) for a in arguments]
@@ -40,7 +40,7 @@ def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, s
 
 
 def two_ranks(*scenarios: Scenario) -> tuple[Any, Any]:
-    """The fixture ``found`` and the test of a module: ``found, test_two_ranks = two_ranks(...)``; each scenario is one test."""
+    """Makes the fixture and the test of a module: ``found, test_two_ranks = two_ranks(...)``. Each scenario is one test case."""
     named = {scenario.__name__: scenario for scenario in scenarios}
 
     @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def _said(name: str, world: int, folder: Path) -> str:
     for rank in range(world):
         path = folder / f"{name}.{rank}"
         if not path.exists():
-            return f"rank {rank} did not come to the end of {name}"
+            return f"rank {rank} did not finish {name}"
         if path.read_text():
             return f"rank {rank}: {path.read_text()}"
     return ""

@@ -1,4 +1,4 @@
-"""A run saved on one mesh goes on on another and on one device, bit for bit: its parameters, the optimiser's state, what follows."""
+"""A run saved on one mesh continues on another mesh or on one device, bit for bit: parameters, optimizer state, later steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore:torch.
 MESHES = {
     "two": ([0, 1], {"e.weight": "S(1)", "up.weight": "S(0)"}),
     "three": ([0, 1, 2], {"e.weight": "S(0)", "up.weight": "S(0)", "up.bias": "S(0)"}),
-    "four": ([0, 1, 2, 3], {"e.weight": "S(0)", "up.weight": "S(1)", "up.bias": "S(0)"}),  # 5 rows on 4 ranks: one has none
+    "four": ([0, 1, 2, 3], {"e.weight": "S(0)", "up.weight": "S(1)", "up.bias": "S(0)"}),  # 5 rows on 4 ranks: the last shard is empty
     "square": ([[0, 1], [2, 3]], {"e.weight": "S(0)S(1)", "up.weight": "S(0)S(0)", "up.bias": "RS(0)"}),
 }
 OPTIMIZERS = {
@@ -58,7 +58,7 @@ def mesh_of(name: str) -> DeviceMesh:
 
 
 def made(mesh: str, optimizer: str, seed: int) -> Run | None:
-    """The model on a mesh, or on one device; None on ranks that have no part in it."""
+    """The model and its optimizer on a mesh, or on one device; None on ranks outside of the mesh."""
     torch.manual_seed(seed)
     model: nn.Module = Tied()
     if mesh != "one":
@@ -70,7 +70,7 @@ def made(mesh: str, optimizer: str, seed: int) -> Run | None:
 
 
 def train(model: nn.Module, optimizer: Any, steps: range) -> None:
-    """Steps with gradients that are given: what each rank computes is then the same, bit for bit, on any mesh."""
+    """Optimizer steps with fixed gradients, so that every mesh computes the same bits."""
     for step in steps:
         for parameter in model.parameters():
             whole = torch.sin(torch.arange(parameter.numel()).reshape(parameter.shape) * 0.7 + step)
@@ -80,14 +80,14 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> None:
 
 
 def tensors(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
-    """Everything, whole, copied."""
+    """Copies of all parameters, buffers and optimizer states, as whole tensors."""
     found = dict(model.state_dict())
     found.update({f"{i}.{key}": t for i, one in optimizer.state_dict()["state"].items() for key, t in one.items()})
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).clone() for n, t in found.items()}
 
 
 def check(run: Run, optimizer: str, steps: int) -> None:
-    """``run`` is where one device is after as many steps."""
+    """Checks that ``run`` has the state of one device after ``steps`` steps."""
     alone = made("one", optimizer, 0)
     assert alone is not None
     train(*alone, range(steps))
@@ -106,8 +106,8 @@ def saved(folder: Path, mesh: str) -> None:
             save_checkpoint(folder / f"{mesh}{suffix}", *run, extra=EXTRA, timeout=30)
 
 
-def goes_on(folder: Path, saved_on: str, loaded_on: str) -> None:
-    """The folder with Adam, the one file with momentum and two groups."""
+def continues(folder: Path, saved_on: str, loaded_on: str) -> None:
+    """Adam is saved as a folder, SGD with momentum and two parameter groups as one safetensors file."""
     for optimizer, suffix in (("adam", ""), ("momentum", ".safetensors")):
         run = made(loaded_on, optimizer, 1)
         if run is not None:
@@ -122,16 +122,16 @@ def goes_on(folder: Path, saved_on: str, loaded_on: str) -> None:
 
 
 def on_ranks(folder: Path) -> None:
-    """Every pair, within one start."""
+    """Every pair of meshes."""
     for mesh in MESHES:
         saved(folder, mesh)
         dist.barrier()
     for saved_on in SAVED:
         for loaded_on in MESHES:
-            goes_on(folder, saved_on, loaded_on)
+            continues(folder, saved_on, loaded_on)
 
 
-def what_differs_is_named(folder: Path) -> None:
+def errors_name_the_differing_rank(folder: Path) -> None:
     model, optimizer = made("four", "adam", 0) or (None, None)
     with pytest.raises(RunError, match=r"the ranks differ in extra: ranks 0, 2-3: .*rank 1"):
         save_checkpoint(folder / "h", model, optimizer, extra={"position": int(dist.get_rank() == 1)}, timeout=20)
@@ -154,12 +154,12 @@ def killed_while_saving(folder: Path) -> None:
         api.write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RunError, match=r"rank 2 did not come to finish the checkpoint in .*k within 3 s"):
         save_checkpoint(folder / "k", model, optimizer, timeout=3)
-    if dist.get_rank() == 3:  # for the killed one, whom rank 0 waits for at the end
+    if dist.get_rank() == 3:  # on behalf of the killed rank, for which rank 0 waits at the end
         dist.TCPStore("127.0.0.1", int((folder / "port").read_text()), None, False).add("done", 1)
 
 
-def torchs_own(folder: Path) -> None:
-    """Plain ``torch.distributed.checkpoint``, as users know it: saved on four, loaded on the square; then both ways across to ours."""
+def torch_distributed_checkpoint(folder: Path) -> None:
+    """``torch.distributed.checkpoint`` alone saves on four ranks and loads on the square; then each side reads files of the other."""
     warnings.filterwarnings("ignore")
     model, optimizer = made("four", "adam", 0) or (None, None)
     train(model, optimizer, range(2))
@@ -181,7 +181,7 @@ def torchs_own(folder: Path) -> None:
         save_checkpoint(folder / "dcp", model, optimizer, format="dcp", timeout=30)
 
 
-SCENARIOS = (on_ranks, torchs_own, what_differs_is_named, killed_while_saving)
+SCENARIOS = (on_ranks, torch_distributed_checkpoint, errors_name_the_differing_rank, killed_while_saving)
 
 
 @pytest.fixture(scope="module")
@@ -211,18 +211,18 @@ def test_torchs_folder_on_one_device(name: str, found: tuple[Path, dict[str, str
 
 @pytest.mark.parametrize("mesh", SAVED)
 def test_on_one_device(mesh: str, found: tuple[Path, dict[str, str]]) -> None:
-    goes_on(found[0], mesh, "one")
+    continues(found[0], mesh, "one")
 
 
 def test_a_killed_rank_leaves_the_previous_checkpoint(found: tuple[Path, dict[str, str]]) -> None:
-    assert found[1]["killed_while_saving"] == "rank 2 did not come to the end of killed_while_saving"
+    assert found[1]["killed_while_saving"] == "rank 2 did not finish killed_while_saving"
     assert (found[0] / "killed_while_saving.3").read_text() == ""
     run = made("one", "adam", 1)
     assert run is not None
     load_checkpoint(found[0] / "k", *run)
     check(run, "adam", 2)
     save_checkpoint(found[0] / "k", *run)
-    assert len(list((found[0] / "k").iterdir())) == 2  # what the killed one left is gone: an index and one folder
+    assert len(list((found[0] / "k").iterdir())) == 2  # an index and one folder: the next save removes what the killed rank left
 
 
 def test_one_file_is_read_by_safetensors_alone(found: tuple[Path, dict[str, str]]) -> None:

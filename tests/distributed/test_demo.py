@@ -1,4 +1,4 @@
-"""The demo ends well only if what ran is what was predicted and the losses are those of one device."""
+"""The demo succeeds only if the collectives that ran were predicted and the losses are those of one device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fxshard.errors import RunError
 from fxshard.runtime import demo
 
 
-def test_a_demo_that_went_wrong_fails() -> None:
+def test_the_demo_fails_on_other_collectives_or_losses() -> None:
     judge = demo._judge
     judge({("all_reduce", "tp"): 2}, {("all_reduce", "tp"): 2}, 1e-6, 1e-4)
     with pytest.raises(RunError, match="differ from the prediction"):

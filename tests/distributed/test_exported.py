@@ -1,4 +1,4 @@
-"""An exported GPT-2 on two gloo ranks, in fresh processes that never see the model's code."""
+"""An exported GPT-2 on two gloo ranks, in fresh processes that never import the model's code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ out = {"logits": model(**load_file(folder + "/inputs.safetensors"))["logits"].co
 
 
 def exported(folder: Path, tokens: torch.Tensor) -> torch.nn.Module:
-    """Writes gpt2.pt2, its vocabulary sharded, and its inputs; returns the model."""
+    """Writes gpt2.pt2, with a sharded vocabulary, and its inputs; returns the model."""
     torch.manual_seed(0)
     model = gpt2()[0].model
     model.eval()

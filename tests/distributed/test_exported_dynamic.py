@@ -1,4 +1,4 @@
-"""A model exported for all sizes, on two gloo ranks in fresh processes that never see its code: one compilation, any size."""
+"""A model exported for any size, on two gloo ranks in fresh processes that never import its code: it is compiled once."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ try:
 except fxshard.errors.SizesError as error:
     assert "batch is 50, it must be from 2 to 40" in str(error), error
 else:
-    raise AssertionError("a size out of range was taken")
-assert torch.equal(model(load_file(folder + "/inputs.safetensors")["0"]), out["0"]), "after a refusal the ranks go on"
+    raise AssertionError("a size out of range was accepted")
+assert torch.equal(model(load_file(folder + "/inputs.safetensors")["0"]), out["0"]), "the ranks continue after a refusal"
 """
 
 

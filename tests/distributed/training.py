@@ -1,4 +1,4 @@
-"""One body, two runners: a few SGD steps of a model under a plan, simulated in one process or on real ranks, against one device."""
+"""Trains a model with a plan for a few SGD steps, simulated in one process or on real ranks, and compares with one device."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ Run = Callable[[Case, nn.Module, Any, Any], Trained]
 
 
 def check(case: Case, run: Run) -> None:
-    """``run`` trains as one device does.
+    """Checks that ``run`` trains as one device does.
 
-    Some parameters have gradients that are zero in exact arithmetic, a key's bias for one, and start at zero: what rounding
-    leaves in them is held against five roundings of the whole step, as law 1 does with gradients.
+        Some parameters start at zero and have gradients that are zero in exact arithmetic, such as the bias of keys in attention. What
+    rounding leaves in them may be as large as five roundings of the whole update.
     """
     model, args, kwargs = zoo.make(case.model, case.dtype)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -95,7 +95,7 @@ def plan_of(case: Case, graph: PlanningGraph) -> ShardingPlan:
 
 
 def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
-    """All ranks in this process; the tangents are the gradients of ``objective``."""
+    """Trains with all ranks in this process; the tangents are the gradients of ``objective``."""
     graph = trace(model, args, kwargs)
     program = lower_plan(graph, plan_of(case, graph))
     with torch.no_grad():
@@ -114,7 +114,7 @@ def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
 
 
 def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
-    """This process is one of the ranks; what it issues is what the program says, one for one. The first rank plans for all."""
+    """Trains as one of the ranks, and checks that it issues the program's collectives one for one. Rank 0 plans for all."""
     mesh = parse_mesh(case.mesh)
     found = [plan_of(case, trace(model, args, kwargs)).to_json() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(found)

@@ -1,7 +1,7 @@
-"""What every rank would do first: importing this imports torch, the compiler and all of fxshard, and has a small model trained once.
+"""Importing this module does what every rank would do first: it imports torch, the compiler and all of fxshard, and trains a small model.
 
-The processes of ranks are forks of one server that has imported this: what torch imports late, and finds out about the C++ compiler,
-is done once. Nothing here leaves a thread, which a fork would not have, nor anything that a test could tell from a fresh process.
+The ranks are forks of one server that has imported it, so that late imports of torch and its check of the C++ compiler happen once.
+It leaves no thread, which a fork would not have, and nothing else by which a test could tell the process from a fresh one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODULES = (
 
 
 def train_once() -> None:
-    """One step on the first of two ranks without the other, by Inductor in this thread, and one under ``torch.compile``."""
+    """One training step with Inductor and one under ``torch.compile``, as the first of two ranks of a fake group."""
     dist.init_process_group("fake", rank=0, world_size=2)
     try:
         mesh, x = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), torch.ones(4, 8)

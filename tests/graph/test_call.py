@@ -1,4 +1,4 @@
-"""Calls: one object for nodes that look the same, another one wherever a rule could see a difference."""
+"""Nodes that look the same share one call object; nodes that a rule could tell apart do not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node_of(target: Any, values: list[torch.Tensor], *rest: Any) -> fx.Node:
     return node
 
 
-def test_alike_nodes_have_one_call() -> None:
+def test_equal_nodes_share_one_call() -> None:
     one, other = (node_of(aten.add.Tensor, [torch.ones(2, 3), torch.zeros(3)]) for _ in range(2))
     assert call_of(one) is call_of(other)
     assert call_of(one).args == (Operand(0), Operand(1)) and call_of(one).operands[1].shape == (3,)
@@ -41,13 +41,13 @@ def test_alike_nodes_have_one_call() -> None:
         ((torch.ones(2, 3), 1), (torch.ones(2, 3, dtype=torch.float64), 1)),
     ],
 )
-def test_what_differs_has_another(one: tuple[torch.Tensor, Any], other: tuple[torch.Tensor, Any]) -> None:
+def test_different_nodes_have_different_calls(one: tuple[torch.Tensor, Any], other: tuple[torch.Tensor, Any]) -> None:
     a, b = (call_of(node_of(aten.mul.Tensor, [value], constant)) for value, constant in (one, other))
     assert a is not b
     assert (a.operands, [*map(type, a.args)]) != (b.operands, [*map(type, b.args)])
 
 
-def test_a_node_whose_operand_changes() -> None:
+def test_a_changed_operand_gives_a_new_call() -> None:
     node = node_of(aten.neg.default, [torch.ones(2, 3)])
     before = call_of(node)
     (given,) = node.all_input_nodes
@@ -55,7 +55,7 @@ def test_a_node_whose_operand_changes() -> None:
     assert before.operands[0].shape == (2, 3) and call_of(node).operands[0].shape == (4,)
 
 
-def test_sizes_that_only_running_tells() -> None:
+def test_data_dependent_sizes_are_unknown() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with mode:
         found = [torch.ones(5).nonzero() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Objects taken apart and put together: what is the same, what is another state, where tensors are."""
+"""Objects are flattened and rebuilt: their state is kept, another state gives another tree spec, each tensor has a path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_objects_of_python_classes_are_taken_apart(kind: type) -> None:
 @pytest.mark.parametrize(
     "kind", [Private, Kind, nn.Linear, torch.Tensor, torch.Generator, ValueError, type, dict, type(Plain.__init__), int]
 )
-def test_others_are_not(kind: type) -> None:
+def test_objects_of_other_classes_are_not(kind: type) -> None:
     assert not is_openable(kind)
 
 
@@ -56,7 +56,7 @@ def taken(*args: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
     return leaves, spec, [pytree.keystr(path[1:]) for path, _ in pytree.tree_flatten_with_path(call)[0]]
 
 
-def test_what_is_put_together_is_as_it_was() -> None:
+def test_a_rebuilt_object_equals_the_original() -> None:
     x, y = torch.ones(2), torch.zeros(3)
     inner = Plain(y=y, n=float("nan"), back=None)
     inner.back = inner  # a cycle
@@ -69,7 +69,7 @@ def test_what_is_put_together_is_as_it_was() -> None:
     assert type(made.slots) is Derived and made.slots.a == "x" and made.slots.b == {"k": "y"} and made.kind is Kind.ONE
 
 
-def test_another_state_is_another_structure() -> None:
+def test_another_state_gives_another_spec() -> None:
     def of(**state: Any) -> pytree.TreeSpec:
         return taken(Plain(**state))[1]
 
@@ -77,10 +77,10 @@ def test_another_state_is_another_structure() -> None:
     assert of(x=x, n=1, o=opaque) == of(x=torch.zeros(5), n=1, o=opaque)
     others = [of(x=x, n=1.0, o=opaque), of(x=x, n=True, o=opaque), of(x=None, n=1, o=opaque), of(x=x, n=1, o=object()), of(x=x, n=1)]
     assert of(x=x, n=1, o=opaque) not in others
-    assert of(x=x, y=x) != of(x=x, y=torch.ones(2))  # one tensor twice is not two
+    assert of(x=x, y=x) != of(x=x, y=torch.ones(2))  # one tensor held twice differs from two tensors
 
 
-def test_devices_become_those_of_the_trace() -> None:
+def test_devices_are_replaced_by_the_cpu() -> None:
     spec = taken(Plain(x=torch.ones(2), device=torch.device("meta")))[1]
     assert pytree.tree_unflatten([0], on_cpu(spec))[0][0].device == torch.device("cpu")
     assert pytree.tree_unflatten([0], spec)[0][0].device == torch.device("meta")
@@ -90,5 +90,5 @@ def test_one_object_in_two_arguments_is_refused() -> None:
     shared = Plain()
     with pytest.raises(OptionError, match="two arguments hold the same Plain"):
         open_call((Plain(a=shared), Plain(a=shared)), {})
-    again = open_call(open_call((Plain(a=shared),), {})[0], {})  # opened already
+    again = open_call(open_call((Plain(a=shared),), {})[0], {})  # a call that is already opened can be opened again
     assert taken(*again[0])[0] == []

@@ -1,4 +1,4 @@
-"""What is asked of the targets of nodes is asked once of each, and names are those of torch."""
+"""A cached function of a node's target is called once for each target; nodes have the names that torch gives them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxshard.passes.lowering.local_graph import call_prefix
 aten = torch.ops.aten
 
 
-def test_each_target_is_asked_once() -> None:
+def test_a_cached_function_is_called_once_for_each_target() -> None:
     asked: list[Any] = []
     ask = cached_by_target(lambda target: asked.append(target) or len(asked))
     assert [ask(t) for t in (aten.mm.default, aten.add.Tensor, aten.mm.default)] == [1, 2, 1]
@@ -25,7 +25,7 @@ def test_each_target_is_asked_once() -> None:
 
 
 def test_targets_are_told_apart_by_identity_and_kept() -> None:
-    """Equal ones are two, and one that nobody else holds does not leave its number to the next."""
+    """Targets that compare equal have different ids. A target is kept alive, so that its id is never given to another."""
 
     class Same:
         def __eq__(self, other: object) -> bool:
@@ -37,7 +37,7 @@ def test_targets_are_told_apart_by_identity_and_kept() -> None:
     assert len({target_id(Same()) for _ in range(100)}) == 100
 
 
-def test_names_are_what_the_operators_say_of_themselves() -> None:
+def test_names_are_the_str_of_the_target() -> None:
     for target in (aten.mm.default, aten.sum.dim_IntList, torch.ops._c10d_functional.wait_tensor.default, operator.getitem, "forward"):
         assert name_of(target) == name_of(target) == str(target)
 
@@ -50,7 +50,7 @@ TARGETS: tuple[Callable[..., Any], ...] = (
 
 @pytest.mark.parametrize("target", TARGETS, ids=range(len(TARGETS)))
 def test_calls_have_the_names_that_fx_would_give(target: Callable[..., Any]) -> None:
-    """Four in a row, beside an input that has such a name already; their arguments are read by their nodes."""
+    """Four nodes in a graph whose input already has one of the names. The new nodes are users of their arguments."""
     mine, theirs = fx.Graph(), fx.Graph()
     taken = f"{fx.Graph().create_node('call_function', target).name}_2"
     given = [graph.placeholder(taken) for graph in (mine, theirs)]

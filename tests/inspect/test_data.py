@@ -1,4 +1,4 @@
-"""The dict that ``fxshard inspect --json`` prints: plain data that adds up."""
+"""The data that ``fxshard inspect --json`` prints: JSON, with totals that agree with the items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.programs import small_program
 
 @given(plans())
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-def test_any_plan_is_plain_data_and_its_traffic_adds_up(plan: ShardingPlan) -> None:
+def test_the_traffic_of_any_plan_adds_up(plan: ShardingPlan) -> None:
     data = json.loads(json.dumps(inspect.to_json(plan)))
     sent: Counter[tuple[str, str]] = Counter()
     for c in data["collectives"]:
@@ -25,7 +25,7 @@ def test_any_plan_is_plain_data_and_its_traffic_adds_up(plan: ShardingPlan) -> N
     assert data["hash"] == plan.hash
 
 
-def test_a_program_adds_its_ends() -> None:
+def test_a_program_has_inputs_and_outputs_too() -> None:
     plan, program = inspect.to_json(small_plan()), inspect.to_json(small_program(5))
     assert (plan["kind"], program["kind"]) == ("plan", "program")
     assert "inputs" not in plan
@@ -35,5 +35,5 @@ def test_a_program_adds_its_ends() -> None:
 
 
 def test_bytes_of_an_all_reduce() -> None:
-    """3 rows of 4 floats on a rank; in a ring of two, each rank sends half of it twice."""
+    """3 rows of 4 floats per rank; in a ring of two, each rank sends half of them twice."""
     assert inspect.to_json(small_plan())["traffic"] == [{"kind": "all_reduce", "axis": "tp", "count": 1, "bytes": 3 * 4 * 4}]

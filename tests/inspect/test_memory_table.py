@@ -1,4 +1,4 @@
-"""Memory over time as people read it, as a golden text; the command asks for a program."""
+"""The table of memory over time, as a golden text; for a plan alone the command asks for a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that are alike share a line of the summary; one that differs is shown by itself."""
+"""Equal parameters of layers share a line of the summary; one that differs has its own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def _rows(layouts: list[str]) -> list[list[str]]:
     return [line.split() for line in lines if line.startswith("layers")]
 
 
-def test_alike() -> None:
+def test_equal_parameters_share_a_line() -> None:
     assert _rows(["RS(0)", "RS(0)", "RS(0)"]) == [["layers.*.weight", "3", "RS(0)", "8x4", "float32"]]
 
 
-def test_one_of_them_differs() -> None:
+def test_a_parameter_that_differs_has_its_own_line() -> None:
     rows = _rows(["RS(0)", "RS(0)", "RR", "RS(0)"])
     assert [row[:3] for row in rows] == [["layers.0-1,3.weight", "3", "RS(0)"], ["layers.2.weight", "1", "RR"]]

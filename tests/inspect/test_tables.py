@@ -1,4 +1,4 @@
-"""What people read about a plan or a program, as golden texts."""
+"""Tables and summaries of plans and programs, as golden texts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ mm                               no rule for it""",
     )
 
 
-def test_what_moves_an_input_names_it_as_the_user_does() -> None:
+def test_collectives_of_an_input_have_the_users_name() -> None:
     plan = small_plan()
     moved = dataclasses.replace(plan, redistributions=(dataclasses.replace(plan.redistributions[0], value="w"),))
     assert inspect.collectives_table(moved).endswith("lin.weight -> output")

@@ -1,4 +1,4 @@
-"""Timelines and what passes made of them as people read them, as golden texts; the command asks for a program."""
+"""Tables of timelines and passes, as golden texts; for a plan alone the command asks for a program."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def exported(folder: Path) -> str:
     return path
 
 
-def test_the_command_tells_what_runs_when(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", exported(tmp_path), "--timeline"]) == 0
     said = capsys.readouterr().out
     lines = [line.split() for line in said.splitlines()]
     assert [line[2:4] for line in lines[3:]] == [["device", "fxshard.einsum.default"]] * 2 + [["tp", "all_reduce"]], said
 
 
-def test_a_plan_has_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_has_no_order_of_execution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "plan.json")
     small_plan().save(path)
     assert main(["inspect", path, "--timeline"]) == 2
     assert "a plan has no order of execution" in capsys.readouterr().err
 
 
-def test_a_loaded_program_tells_of_no_passes(tmp_path: Path) -> None:
+def test_a_loaded_program_has_no_table_of_passes(tmp_path: Path) -> None:
     assert inspect.passes_table(fxshard.load(exported(tmp_path))).startswith("no passes after lowering")

@@ -1,4 +1,4 @@
-"""Paths whose collective joins others: the one step that gains by it, where it then costs less than the cheapest path."""
+"""Paths whose collective joins a bucket: a path of one such step, if with its saving it costs less than the cheapest path."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def kinds(source: str, target: str, mesh: Mesh, saved: dict[str, float]) -> tupl
         ({"reduce_scatter": 3.0, "all_gather": 4.0}, ["reduce_scatter", "all_gather"], 9.0),
     ],
 )
-def test_a_sum_for_all(saved: dict[str, float], path: list[str], cost: float) -> None:
-    """On one axis: two collectives wait for one another and save nothing, one alone does."""
+def test_an_all_reduce_on_one_axis(saved: dict[str, float], path: list[str], cost: float) -> None:
+    """A path of one collective saves; two collectives in a row wait for each other and save nothing."""
     assert kinds("P", "R", Mesh({"a": 2}), saved) == (path, cost)
 
 
-def test_two_axes_pay_all() -> None:
+def test_a_path_on_two_axes_saves_nothing() -> None:
     path, cost = kinds("PP", "RR", Mesh({"a": 2, "b": 2}), {"all_reduce": 8.0})
-    assert len(path) > 1 and cost == 18.0, "scattered, gathered, on each axis"
+    assert len(path) > 1 and cost == 18.0, "a reduce-scatter and an all-gather on each axis"
 
 
-def test_a_table_says_the_same() -> None:
+def test_the_table_agrees_with_single_paths() -> None:
     mesh, saved = Mesh({"a": 2, "b": 2}), saving({"all_reduce": 8.0, "all_gather": 3.0})
     paths = path_table(SHAPE, ITEM, mesh, ("sum",), price)
     found = paths.bucketed(saved)

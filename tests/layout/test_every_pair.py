@@ -1,4 +1,4 @@
-"""Every pair of layouts, run rank by rank against whole tensors: a fixed slice here, all with ``-m slow``."""
+"""Every pair of layouts, run rank by rank against whole tensors: a fixed sample here, all with ``-m slow``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fxshard.mesh.mesh import parse_mesh
 from tests.moved import pairs, run_pairs
 
 PAIRS_A_CASE = 160
-"""A fixed sample of so many in the suite."""
+"""How many pairs of each case the fixed sample has."""
 
 SUMS = [
     ("a=4", (8, 4)),
@@ -32,14 +32,14 @@ KINDS = [("a=4", (8, 4)), ("a=4", (5, 3)), ("a=2,b=2", (4, 6)), ("a=2,b=3", (7, 
 
 
 @pytest.mark.parametrize(("axes", "shape"), SUMS)
-def test_a_slice_of_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
+def test_a_sample_of_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
     mesh = parse_mesh(axes)
     run_pairs(pairs(all_layouts(len(shape), mesh.ndim), PAIRS_A_CASE), shape, mesh)
 
 
 @pytest.mark.parametrize(("axes", "shape"), KINDS)
-def test_a_slice_of_all_reductions(axes: str, shape: tuple[int, ...]) -> None:
-    """Pending values of one kind to those of another, too."""
+def test_a_sample_of_all_reductions(axes: str, shape: tuple[int, ...]) -> None:
+    """These include pairs of different kinds of pending values."""
     mesh = parse_mesh(axes)
     run_pairs(pairs(all_layouts(len(shape), mesh.ndim, REDUCE_OPS), PAIRS_A_CASE), shape, mesh)
 

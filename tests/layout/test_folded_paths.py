@@ -1,4 +1,4 @@
-"""Ways through folded layouts: each of them run against whole tensors, and that with them no path of legal steps is cheaper."""
+"""Paths through folded layouts: each is run and compared with whole tensors; no path of legal steps is cheaper than the chosen one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ L = Layout.parse
         ("a=2,b=3,c=2", (5, 9), 40),
     ],
 )
-def test_each_way_is_right(axes: str, shape: tuple[int, ...], most: int, ops: tuple[str, ...]) -> None:
+def test_each_path_is_right(axes: str, shape: tuple[int, ...], most: int, ops: tuple[str, ...]) -> None:
     mesh = parse_mesh(axes)
     every = list(folded_paths(list(filter(reductions_commute, all_layouts(len(shape), mesh.ndim, ops))), len(shape)))
     found: dict[Layout, list[Steps]] = {}
@@ -85,7 +85,7 @@ def test_shards_of_two_axes_are_gathered_over_the_slow_links_first() -> None:
 
 
 def next_to(layout: Layout, ndim: int) -> Iterator[tuple[Step, Layout]]:
-    """Every legal step, in every nest."""
+    """Every legal step, folded layouts of any nesting included."""
     axes = range(len(layout))
     nests = [nest for count in axes for nest in itertools.combinations(axes, count + 1)]
     dims = range(ndim)

@@ -1,4 +1,4 @@
-"""Layouts against torch.chunk and DTensor; the notation; errors that name the thing and the remedy."""
+"""Layouts against torch.chunk and DTensor; the notation; errors that name the fault and the remedy."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_notation_means_torchs_placements() -> None:
         ("R,R", "position 1"),
     ],
 )
-def test_what_is_not_a_layout_is_named(text: str, named: str) -> None:
+def test_invalid_notation_is_named(text: str, named: str) -> None:
     with pytest.raises(LayoutError) as error:
         L(text)
     assert named in error.value.what
@@ -134,7 +134,7 @@ def test_negative_dims_count_from_the_end() -> None:
     assert check_layout(L("S(-1)R"), 3, 2, "x") == L("S(2)R")
 
 
-def test_all_layouts_are_all_and_replicated_is_first() -> None:
+def test_all_layouts_is_complete_and_starts_with_replicated() -> None:
     found = all_layouts(2, 2, ("sum", "max"))
     assert found[0].is_replicated and len(found) == len(set(found)) == 5**2
     assert sum(layout.has_partial for layout in found) == 25 - 9
@@ -142,7 +142,7 @@ def test_all_layouts_are_all_and_replicated_is_first() -> None:
     assert L("S(0)RS(0)").axes_on(0) == (0, 2) and L("S(0)RS(0)").axes_on(1) == ()
 
 
-def test_the_hash_that_is_kept_is_the_tuples_and_stays_in_the_process() -> None:
+def test_the_cached_hash_is_that_of_the_tuple_and_is_not_copied() -> None:
     layout, other = L("S(0)P"), L("S(0)P")
     assert hash(layout) == hash(layout) == hash(tuple(layout)) == hash(other)
     for copied in (pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):

@@ -1,4 +1,4 @@
-"""Redistributions among more than 16 ranks, whose chunks are cut and put side by side all at once, against whole tensors."""
+"""Redistributions among more than 16 ranks, where one operation cuts or joins all chunks, compared with whole tensors."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def test_on_one_axis(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(40, 6), (41, 7), (22, 0)], ids=str)
 def test_on_two_axes(shape: tuple[int, ...]) -> None:
-    """Pieces within pieces, too."""
+    """These include nested chunks."""
     run_pairs(pairs(all_layouts(2, 2), most=60), shape, Mesh({"a": 4, "b": 5}))

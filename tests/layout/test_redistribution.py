@@ -28,8 +28,8 @@ def probes(axes: str, ndim: int) -> list[tuple[Layout, Layout]]:
 
 
 @pytest.mark.parametrize("axes", ["a=2,b=3", "a=2,b=2,c=2"])
-def test_steps_on_plain_layouts_change_one_axis_and_never_an_outer_one(axes: str) -> None:
-    """Shards of a dim are nested in mesh order: an axis enters or leaves a plain dim only while no later axis cuts it."""
+def test_steps_between_plain_layouts_change_the_innermost_axis_of_a_dim(axes: str) -> None:
+    """Shards of a dim are nested in mesh order: an axis can start or stop sharding a dim only while no later axis shards it."""
     mesh = parse_mesh(axes)
     for source, target in probes(axes, 2):
         layout = source
@@ -82,7 +82,7 @@ def test_bytes_of_even_shards_are_the_ring_formulas(n: int) -> None:
         assert sent_bytes(step, Layout([source]), shape, itemsize, mesh) == sent, both
 
 
-def test_bytes_on_one_axis_of_a_mesh_count_the_shard_that_the_others_left() -> None:
+def test_bytes_on_one_axis_are_those_of_the_shard_on_the_others() -> None:
     mesh, step = Mesh({"a": 2, "b": 4}), single_step(1, L("P")[0], L("R")[0])
     assert step is not None
     assert sent_bytes(step, L("S(0)P"), (16, 8), 4, mesh) == 2 * 3 / 4 * (16 * 8 * 4 / 2)
@@ -91,7 +91,7 @@ def test_bytes_on_one_axis_of_a_mesh_count_the_shard_that_the_others_left() -> N
 
 @pytest.mark.parametrize(("axes", "shape"), [("a=4", (8, 4)), ("a=4", (6, 3)), ("a=2,b=3", (7, 5)), ("a=2,b=2", (3, 2, 5))])
 def test_predicted_bytes_are_those_of_the_buffers_issued(axes: str, shape: tuple[int, ...]) -> None:
-    """By the ring forms, of the buffer that a rank hands in; the plan's list of collectives foretells each buffer."""
+    """The bytes follow from the ring formulas and the buffer that a rank passes in; the plan knows the shape of each buffer."""
     mesh = parse_mesh(axes)
     for source, targets in pairs(all_layouts(len(shape), mesh.ndim), 120).items():
         entries = [Redistribution("x", shape, 8, source, t, steps(source, t, shape, 8, mesh), ()) for t in targets]
@@ -105,8 +105,8 @@ def test_predicted_bytes_are_those_of_the_buffers_issued(axes: str, shape: tuple
             assert math.prod(plan.buffer) * 8 == held
 
 
-def test_single_steps_are_all_there_are() -> None:
-    """Between unlike placements there is a step, but for shards and pending values to pending ones."""
+def test_placements_between_which_there_is_a_single_step() -> None:
+    """There is a step between any two placements, except from a shard or a pending value to another pending value."""
     placements = [*L("RS(0)S(1)P"), Partial("max")]
     without = {(p, q) for p, q in itertools.product(placements, repeat=2) if p != q and single_step(0, p, q) is None}
     assert without == {(p, q) for p in placements if not p.is_replicate() for q in placements if isinstance(q, Partial) and p != q}
@@ -114,7 +114,7 @@ def test_single_steps_are_all_there_are() -> None:
 
 
 def test_pending_reductions_whose_order_matters_are_refused() -> None:
-    """A maximum of sums is no sum of maxima; sums and means may be mixed, and each kind turns into another through the whole value."""
+    """A maximum of sums is not a sum of maxima. Sums and means may be mixed; other kinds are reduced to the whole value in between."""
     mesh = Mesh({"a": 2, "b": 2})
     assert [s.kind for s in steps(L("PP(avg)"), L("RR"), (1,), 4, mesh)] == ["all_reduce", "all_reduce"]
     assert [s.kind for s in steps(L("P(max)R"), L("PR"), (4, 4), 4, mesh)] == ["all_reduce", "to_partial"]
@@ -125,7 +125,7 @@ def test_pending_reductions_whose_order_matters_are_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 48), (63, 5)])
 def test_a_sum_over_two_axes_is_scattered_on_the_fast_one(shape: tuple[int, ...]) -> None:
-    """Fewer bytes cross the slow links: of 2(n-1)/n of the whole only the inner axis' share."""
+    """Fewer bytes cross the slow links: the all-reduce there is of the shards that the inner axis has scattered."""
     mesh = Mesh({"node": 4, "gpu": 8}, "h100")
     for price in (bytes_price, time_price(mesh)):
         found = steps(L("PP"), L("RR"), (shape[0] * 2048, shape[1]), 4, mesh, price)

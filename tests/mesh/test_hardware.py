@@ -1,4 +1,4 @@
-"""Curves through measured points, and hardware files: written, read, refused."""
+"""Curves through measured points, and hardware files: saved, loaded, refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TEXT = """\
 
 
 @given(curves, st.lists(st.floats(0, 2**61), max_size=8))
-def test_a_curve_passes_through_its_points_and_never_falls(curve: Curve, sizes: list[float]) -> None:
+def test_a_curve_passes_through_its_points_and_never_decreases(curve: Curve, sizes: list[float]) -> None:
     assert [curve(size) for size, _ in curve.points] == pytest.approx([time for _, time in curve.points])
     times = [curve(size) for size in sorted([*sizes, *(size for size, _ in curve.points)])]
     assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(times)) and times[0] >= 0
@@ -66,7 +66,7 @@ def test_golden_text(tmp_path: Path) -> None:
     assert load(tmp_path / "h.json") == OWN
 
 
-def test_a_file_that_says_nothing_of_overlap_has_none(tmp_path: Path) -> None:
+def test_a_file_without_the_field_overlap_has_none(tmp_path: Path) -> None:
     (tmp_path / "h.json").write_text(json.dumps(_with(overlap="absent")))
     assert load(tmp_path / "h.json").overlap == 0.0
 
@@ -78,7 +78,7 @@ def test_roundtrip(tmp_path_factory: pytest.TempPathFactory, own: Hardware) -> N
     assert load(path) == own
 
 
-def test_a_file_is_taken_wherever_hardware_is_named(tmp_path: Path) -> None:
+def test_a_file_works_wherever_hardware_is_named(tmp_path: Path) -> None:
     path = tmp_path / "h.json"
     save(OWN, path)
     for given_as in (path, str(path)):
@@ -86,8 +86,8 @@ def test_a_file_is_taken_wherever_hardware_is_named(tmp_path: Path) -> None:
     assert parse_mesh("tp=2", str(path)).hardware == OWN and find_hardware("cpu") is HARDWARE["cpu"]
 
 
-def test_what_is_neither_preset_nor_file(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"unknown hardware 'h10'[\s\S]*presets are h100[\s\S]*or give a file that"):
+def test_an_unknown_preset_or_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"unknown hardware 'h10'; did you mean 'h100'\?[\s\S]*presets are h100[\s\S]*or give a file"):
         find_hardware("h10")
     for name in ("h10.json", "folder/h10", str(tmp_path)):
         with pytest.raises(FileError, match="cannot read the file"):
@@ -126,7 +126,7 @@ BAD: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("data", "what", "where"), BAD, ids=[f"{b[2]}-{b[1]}" for b in BAD])
-def test_refused(data: Any, what: str, where: str, tmp_path: Path) -> None:
+def test_malformed_files_are_refused(data: Any, what: str, where: str, tmp_path: Path) -> None:
     path = tmp_path / "h.json"
     path.write_text(json.dumps(data))
     with pytest.raises(FileError) as caught:
@@ -143,5 +143,5 @@ def test_damaged_files_are_refused(text: str, tmp_path: Path) -> None:
     assert str(path) in str(caught.value.where) and caught.value.remedy
 
 
-def test_collectives_are_those_of_redistribution() -> None:
+def test_measured_kinds_are_those_of_redistribution() -> None:
     assert set(KINDS) == set(redistribution.COLLECTIVES)

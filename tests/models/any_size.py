@@ -1,4 +1,4 @@
-"""The models of the sweep with dynamic dims: arguments of any size, what is dynamic of them, and one program run at each."""
+"""The models of the sweep with dynamic dims: their dynamic shapes, arguments of any size, and programs run at each."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ DYNAMIC: dict[str, Any] = {
     "t5": {"input_ids": BOTH, "labels": {0: "batch", 1: "out"}},
     "lstm": (BATCH, BATCH),
 }
-"""What is dynamic of each model's arguments; of the LSTM, whose steps are written out over time, the batch alone."""
+"""The dynamic dims of each model's arguments. The LSTM is unrolled over time, so that only its batch is dynamic."""
 SIZES = ((4, 8), (8, 16), (12, 2), (6, 5), (9, 11), (5, 7), (3, 4), (7, 3), (1, 8), (8, 1))
-"""Batches and lengths: even ones, odd ones, fewer than ranks, and 1."""
+"""(batch, length): even, odd, smaller than the number of ranks, and 1."""
 
 
 def t5() -> Case:
@@ -51,7 +51,9 @@ def t5() -> Case:
 
 
 def case(name: str, own_precision: bool = True) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """GPT-2 with one layer, and fewer words, which no mesh divides either. ``own_precision``: see the function of this name."""
+    """A model of the zoo, or T5. GPT-2 has one layer and a small vocabulary, which no mesh divides. ``own_precision``: see the function
+    ``in_own_precision``.
+    """
     torch.manual_seed(0)
     if name == "gpt2":
         model, args, kwargs = gpt2(vocabulary=257, layers=1)
@@ -63,7 +65,7 @@ def case(name: str, own_precision: bool = True) -> tuple[nn.Module, tuple[Any, .
 
 
 def in_own_precision(model: nn.Module) -> nn.Module:
-    """T5 with norms that compute in the dtype that they are given: its own use float32, whose sums are as exact as their order."""
+    """T5 with norms that compute in the model's dtype. T5's own norms compute in float32, where the order of additions matters too much."""
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
     for name, norm in [(n, m) for n, m in model.named_modules() if isinstance(m, T5LayerNorm)]:
@@ -72,7 +74,7 @@ def in_own_precision(model: nn.Module) -> nn.Module:
 
 
 def resized(name: str, args: Sequence[Any], kwargs: dict[str, Any], batch: int, seq: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments like these for another batch and length, drawn from a seed of their own."""
+    """Random arguments like ``args`` and ``kwargs`` for another batch and length, always the same ones for the same sizes."""
     draw = torch.Generator().manual_seed(1000 * batch + seq)
 
     def one(path: str, value: Any, dims: dict[int, str]) -> Any:
@@ -96,15 +98,16 @@ def traced(name: str, batch: int, seq: int, uneven: bool) -> tuple[nn.Module, Pl
 
 
 def programs(graph: PlanningGraph, mesh: str, seeds: Sequence[int]) -> list[ShardedProgram]:
-    """Of the solver's plan, and of random ones."""
+    """Programs of the solver's plan and of random plans."""
     annotated = annotate(graph, mesh_of(mesh))
     plans = [plan_graph(graph, mesh_of(mesh), Request(cache=False)), *(random_graph_plan(annotated, seed) for seed in seeds)]
     return [lower_plan(graph, plan) for plan in plans]
 
 
 def random_programs(graph: PlanningGraph, mesh: str, count: int) -> list[ShardedProgram]:
-    """Of random plans; those that cut a dim such as ``seq - 1``, uneven whatever the sizes, are refused by name for
-    even shards, and another is drawn."""
+    """Programs of random plans. With even shards, a plan that shards a dim such as ``seq - 1``, which is uneven at every size, is
+    refused by name; the next one is used.
+    """
     annotated, found = annotate(graph, mesh_of(mesh)), list[ShardedProgram]()
     for seed in range(20 * count):
         try:
@@ -117,7 +120,7 @@ def random_programs(graph: PlanningGraph, mesh: str, count: int) -> list[Sharded
 
 
 def served(program: ShardedProgram, model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether ``program`` serves the call; if so it computes what one device does, in float64."""
+    """Whether ``program`` serves the call. If so, checks that it computes what one device does, in float64."""
     sizes = sizes_of_call(program, *call)
     if program.refuses(sizes) is not None:
         return False

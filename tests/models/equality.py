@@ -1,4 +1,4 @@
-"""One body for the equality tests: a model, a mesh, a plan; everything equals one device in float64."""
+"""Shared by the equality tests: runs a model on a mesh with a plan, and compares with one device in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_d
 from fxshard.testing.random_plan import random_graph_plan
 
 SLOW = Hardware("slow", {1: 1e9, 2: 1e9, 4: 1e9, 8: 1e9}, 1e10, 0.0, 64, Link(1e9, 0.0), Link(1e9, 0.0))
-"""A device so slow, on links without latency, that small models are worth sharding: on real ones they stay whole."""
+"""A slow device with links without latency, so that sharding pays even for small models; on real hardware they stay replicated."""
 
 MESHES = ("a=2", "a=4", "a=8", "a=2,b=2", "a=2,b=4", "a=2,b=2,c=2")
 
@@ -38,7 +38,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def check(name: str, plan: fxshard.ShardingPlan) -> None:
-    """Lowers ``plan`` and simulates it after all passes; numbers equal one device, and what ran is what the program says, one for one."""
+    """Lowers ``plan`` and simulates the program. Numbers equal one device, and the collectives are those of the program, one for one."""
     (model, args, kwargs), graph, reference = prepared(name)
     planned = sorted((c.kind, c.axis, c.bytes) for c in plan.collectives)
     assert planned == sorted((c.kind, c.axis, c.bytes) for c in lower(graph, plan).collectives)
@@ -53,7 +53,7 @@ def check(name: str, plan: fxshard.ShardingPlan) -> None:
 
 
 def check_solver(name: str, mesh_text: str, **options: Any) -> fxshard.ShardingPlan:
-    """The solver's plan: it does shard, and where it is not proven optimal it says that its work limit cut it."""
+    """Checks the solver's plan. It must have collectives, and a plan that is not proven optimal must be marked as cut by a limit."""
     _, graph, _ = prepared(name)
     plan = plan_graph(graph, mesh_of(mesh_text), Request(**options))
     assert plan.collectives

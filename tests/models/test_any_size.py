@@ -1,4 +1,4 @@
-"""One plan, made at one size, at others: the sweep's models, forward and backward, even and odd sizes, against one device in float64."""
+"""Plans made at one size and run at others: models of the sweep, forward and backward, against one device in float64."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fxshard.passes.pipeline import lower_plan
 from fxshard.testing.random_plan import random_graph_plan
 
 FEWEST = {"mlp": (1, 8), "gpt2": (2, 2), "cnn": (1, 8)}
-"""As few elements as one program serves."""
+"""(batch, length): the least sizes that the program serves."""
 BRANCHES: dict[str, Callable[[int, int], bool]] = {
     "gpt2": lambda batch, seq: batch > 1 and seq > 1,
     "bert": lambda batch, seq: seq > 1,
     "t5": lambda batch, seq: seq > 1,
 }
-"""Where the model's own code asks of a size: transformers' attention is causal for lengths above 1, GPT-2's mask for batches above 1."""
+"""Sizes on one side of a branch in model code: attention of transformers is causal at lengths above 1, GPT-2's mask branches on batch 1."""
 
 
 def always(batch: int, seq: int) -> bool:
@@ -28,7 +28,7 @@ def always(batch: int, seq: int) -> bool:
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_sizes_that_divide(name: str) -> None:
+def test_even_sizes_by_one_program(name: str) -> None:
     model, graph, call = traced(name, 4, 8, uneven=False)
     (program,) = programs(graph, "a=2", [])
     assert all(served(program, model, call(batch, seq)) for batch, seq in ((4, 8), (8, 12), (12, 16)))
@@ -42,7 +42,7 @@ def test_odd_sizes_by_one_program(name: str, seeds: list[int]) -> None:
 
 
 def test_merged_collectives_of_rounded_sizes() -> None:
-    """On a CPU's network many gathers of a random plan are merged, also where torch cannot prove where each one's part ends."""
+    """With the hardware "cpu" many gathers of a random plan are merged, even if torch cannot prove the sizes of their parts."""
     model, graph, call = traced("gpt2", 9, 11, uneven=True)
     mesh = Mesh({"a": 2}, hardware="cpu")
     program = lower_plan(graph, random_graph_plan(annotate(graph, mesh), 0))
@@ -56,8 +56,9 @@ def test_merged_collectives_of_rounded_sizes() -> None:
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2"])
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_ten_sizes_and_ten_random_plans(name: str, mesh: str, uneven: bool) -> None:
-    """The solver's plan at ten sizes, random ones too, on two axes at two sizes each; with shards of unequal lengths all are served but
-    for ``BRANCHES``."""
+    """The solver's plan runs at ten sizes; random plans too, on two axes at two sizes each. With uneven shards every size is served,
+    except as ``BRANCHES`` says.
+    """
     model, graph, call = traced(name, 8, 8, uneven) if not uneven else traced(name, 9, 11, uneven)
     wanted = {size for size in SIZES if BRANCHES.get(name, always)(*size)} if uneven else {(4, 8), (8, 16)}
     for i, program in enumerate((*programs(graph, mesh, []), *random_programs(graph, mesh, 10))):

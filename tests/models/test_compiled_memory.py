@@ -1,4 +1,4 @@
-"""What Inductor's code allocates stays within the peak that is predicted for eager execution, as the CPU's allocator saw both."""
+"""Inductor's code allocates no more than the predicted peak of eager execution, both measured by the CPU allocator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def convolutions() -> zoo.Case:
 
 
 def llama() -> zoo.Case:
-    """Wide enough that activations weigh more than the few that one fused kernel reads at a time."""
+    """Large enough that activations dominate the few that one fused kernel reads at a time."""
     tokens = torch.randint(0, 1024, (4, 128))
     return zoo.Llama.small(dim=256, ffn=512, vocab=1024, layers=4), (tokens, tokens.roll(-1, 1)), {}
 

@@ -1,4 +1,4 @@
-"""Law 1 on real models: the solver's plan and random legal plans compute what one device computes."""
+"""On real models, the solver's plan and random legal plans compute what one device computes."""
 
 import pytest
 from equality import MESHES, check_random, check_solver
@@ -35,7 +35,7 @@ def test_solved_plan_equals_one_device(name: str, mesh: str) -> None:
 
 @pytest.mark.parametrize(("name", "limit"), [("llama", 950_000), ("gpt2", 16_600_000), ("cnn", 96_000)])
 def test_plan_under_a_memory_limit_equals_one_device(name: str, limit: int) -> None:
-    """A few percent above the least that there is."""
+    """The limits are a few percent above the least possible memory."""
     assert sum(check_solver(name, "a=2", memory_limit=limit, time_limit=20.0).memory.values()) <= limit
 
 
@@ -50,7 +50,7 @@ def test_sweep(name: str, mesh: str) -> None:
 
 
 def test_gradients_in_eval_equal_one_device() -> None:
-    """Batch norm with its running statistics, differentiated."""
+    """Differentiates batch norm with running statistics."""
     model, args, kwargs = make("cnn")
     model.eval()
     reference = one_device(model, args, kwargs)

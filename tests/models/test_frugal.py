@@ -1,4 +1,4 @@
-"""What is kept for the backward in another layout, redistributed again or computed again there leaves the numbers as they are."""
+"""Frugal plans save values for the backward in other layouts, redistribute again or recompute: the numbers stay the same."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_random_plans(name: str, mesh: str) -> None:
     assert any(plan.recomputed for plan in plans)
 
 
-def test_a_block_that_the_model_has_not() -> None:
-    """In a file that was changed by hand: lowering says which."""
+def test_an_unknown_block_to_recompute_is_named() -> None:
+    """In a plan file that was edited by hand."""
     _, graph, _ = prepared("mlp")
     plan = random_graph_plan(annotate(graph, mesh_of("a=2")), 0, frugal=True)
     ((name, nodes), *_) = plan.recomputed.items()

@@ -19,13 +19,13 @@ MESH = fxshard.Mesh({"tp": 4}, hardware="h100")
 
 
 def residual_pins(graph: PlanningGraph, shape: tuple[int, ...]) -> dict[str, str]:
-    """The residual stream: every sum of two tensors of its shape in the forward is whole (the sum with a bias is not one)."""
+    """Replicates the residual stream: every sum of two tensors of its shape in the forward (a sum with a bias is not one)."""
     forward = [n for n in graph.nodes if n.meta.get("partitioner_tag") == "is_forward" and str(n.target) == "aten.add.Tensor"]
     return {n.name: "R" for n in forward if all(tuple(o.meta["val"].shape) == shape for o in operands(n))}
 
 
 def megatron(graph: PlanningGraph, columns: tuple[str, ...], rows: tuple[str, ...]) -> dict[str, str]:
-    """Column-parallel weights cut by output, row-parallel ones by input; what is not named is whole."""
+    """Shards column-parallel weights by output and row-parallel ones by input, and replicates all other parameters."""
     pins = {}
     for end in graph.inputs_of("parameter"):
         ndim = graph.by_name[end.node].meta["val"].dim()
@@ -55,7 +55,7 @@ def test_mlp_needs_2l_minus_1_all_reduces() -> None:
 
 
 class Block(nn.Module):
-    """GPT-2's block with q, k and v apart, as Megatron has them."""
+    """GPT-2's block with separate q, k and v, as in Megatron."""
 
     def __init__(self, dim: int, heads: int, affine: bool) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class GPT(nn.Module):
 
 @pytest.mark.parametrize(("embed", "expected"), [(True, 4), (False, 3)])
 def test_gpt_needs_4l_all_reduces_or_one_less(embed: bool, expected: int) -> None:
-    """4L with a trained embedding; where nothing asks for the gradient of the first block's input: 4L - 1."""
+    """4L with a trained embedding; without one the gradient of the first block's input is not needed, so 4L - 1."""
     layers, dim = 2, 1024
     with torch.device("meta"):
         model = GPT(layers, dim, embed)
@@ -107,7 +107,7 @@ def test_gpt_needs_4l_all_reduces_or_one_less(embed: bool, expected: int) -> Non
 
 
 def llama_plan(vocabulary: int, *cut: str, length: int = 32) -> fxshard.ShardingPlan:
-    """Two layers under Megatron's pins, those of ``cut`` column-parallel too; tokens (2, length), hidden size 1024."""
+    """Two layers with Megatron's pins, and the weights in ``cut`` column-parallel, too; tokens (2, length), hidden size 1024."""
     with torch.device("meta"):
         model = Llama.small(dim=1024, ffn=4096, vocab=vocabulary)
         tokens = torch.empty(2, length, dtype=torch.int64)
@@ -119,15 +119,16 @@ def llama_plan(vocabulary: int, *cut: str, length: int = 32) -> fxshard.Sharding
 
 
 def test_llama_needs_4l_all_reduces_with_a_trained_embedding() -> None:
-    """L layers: two forward and two backward each; embedding, head and loss are whole here, so they add none."""
+    """Each of L layers has two in the forward and two in the backward. Embedding, head and loss are replicated and add none."""
     plan = llama_plan(256)
     assert plan.gap == 0
     assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", (2, 32, 1024))] * (4 * 2)
 
 
-def test_a_vocabulary_in_parallel_adds_the_collectives_of_embedding_head_and_loss() -> None:
-    """Beside 4L: a sum of looked-up rows and one of the head's gradients; for the loss three all-reduces of a number a token
-    in the forward, its maximum, its sum of exponentials and the score of its target, and none in the backward."""
+def test_a_sharded_vocabulary_adds_the_collectives_of_embedding_head_and_loss() -> None:
+    """Besides 4L: the all-reduces of looked-up rows and of the head's gradient; and for the loss three of one number per token in the
+    forward, for the maximum, the sum of exponentials and the score of the target. The backward has none.
+    """
     length = 128
     plan = llama_plan(32000, "tok_embeddings.weight", "output.weight", length=length)
     assert plan.gap == 0
@@ -149,8 +150,8 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.head(x), target)
 
 
-def test_a_batch_in_parallel_reduces_two_numbers_for_the_loss() -> None:
-    """The sum of the losses, and that of the weights by which it is divided; beside them only the gradient of the layer."""
+def test_a_sharded_batch_reduces_two_numbers_for_the_loss() -> None:
+    """The sum of losses and the sum of weights to divide it by. The only other collective is that of the layer's gradient."""
     with torch.device("meta"):
         model, x, target = Classifier(32000), torch.empty(65536, 64), torch.empty(65536, dtype=torch.int64)
     graph = trace(model, (x, target))

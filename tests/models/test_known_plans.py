@@ -1,4 +1,4 @@
-"""Plans that have names send what the formulas of their papers say, and what is found in the settings that they are for costs no more."""
+"""Well-known plans send the bytes of their papers' formulas, and the solver's plan in the same setting costs no more."""
 
 import sys
 from dataclasses import replace
@@ -20,7 +20,7 @@ TOKENS, WIDTH, LAYERS = 2048, 4096, 2 * 218_103_808
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS])
-def test_known_plan_sends_its_formula_and_what_is_found_costs_no_more(name: str) -> None:
+def test_a_known_plan_sends_its_formula_and_the_solvers_plan_costs_no_more(name: str) -> None:
     result = compared(SETTINGS[name]())
     assert traffic(result.known) == result.formula
     assert result.no_worse
@@ -32,15 +32,15 @@ def sent(terms: tuple[Term, ...], *kinds: str) -> int:
 
 
 def test_megatron_and_sequence_parallelism_send_the_same() -> None:
-    """8 (t-1)/t T H e a layer; beside the layers, the embedding and the head twice that a direction."""
+    """8 (t-1)/t T H e bytes per layer; sequence parallelism adds embedding and head."""
     stream = 7 * TOKENS * WIDTH * 2 // 8
     assert sent(formulas.megatron(SIZES, "tp", 8), "all_reduce") == 2 * 8 * stream
     cut = formulas.sequence_parallel(SIZES, "tp", 8)
     assert sent(cut, "all_gather") == sent(cut, "reduce_scatter") == (2 * 4 + 2) * stream
 
 
-def test_data_parallel_sends_each_gradient_twice_and_fully_sharded_each_weight_as_often_as_it_is_gathered() -> None:
-    """A layer of Llama 3 8B has 218,103,808 weights in its matrices."""
+def test_bytes_of_data_parallelism_and_of_fully_sharded_data_parallelism() -> None:
+    """The matrices of a Llama 3 8B layer have 218,103,808 weights."""
     weights = 2 * (LAYERS + 2 * 128_256 * WIDTH)
     assert sum(SIZES.matrices) == WIDTH**2 * 5 // 2 + 3 * WIDTH * 14336 == 218_103_808
     norms = [t.bytes for t in formulas.data_parallel(SIZES, "dp", 8) if t.what == "gradients of norms"]
@@ -62,12 +62,12 @@ def test_hybrid_and_combined_plans_add_what_their_axes_send() -> None:
     assert inner == (2 * 8 + 4) * 7 * (TOKENS // 2) * WIDTH * 2 // 8
 
 
-def test_ulysses_sends_a_share_of_the_tokens_in_q_k_v_and_back() -> None:
-    """(c-1)/c T (2 H + 2 H_kv) e forward and backward, T the tokens of a rank."""
+def test_ulysses_sends_q_k_v_and_the_result() -> None:
+    """(c-1)/c T (2 H + 2 H_kv) e bytes, in the forward and in the backward; T is the tokens of a rank."""
     assert sent(formulas.ulysses(SIZES, "cp", 8), "all_to_all") == 2 * 2 * 7 * (TOKENS // 8) * 2 * (WIDTH + 1024) * 2 // 8
 
 
-def test_bench_prints_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bench_prints_a_difference_from_the_formula(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     setting = SETTINGS["vocabulary"]()
     monkeypatch.setitem(SETTINGS, "vocabulary", lambda: setting)
     assert main(["vocabulary", "--details"]) == 0

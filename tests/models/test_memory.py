@@ -1,4 +1,4 @@
-"""The peak predicted for a lowered program is that of its eager aten execution."""
+"""The predicted peak of a lowered program is the measured peak of its eager aten execution."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SLICE = [
 
 
 def check(name: str, mesh: str, seed: int | None, train: bool) -> float:
-    """Predicted over measured, the worst rank of each size class; the solver's plan where ``seed`` is None.
+    """The worst ratio of predicted and measured peak over size classes, for a random plan or, if ``seed`` is None, the solver's.
 
-    What its plan foretells before it is lowered is near, too.
+    Also checks that the memory the solver's plan predicts before lowering is near.
     """
     (model, args, kwargs), graph, _ = prepared(name)
     graph = graph if train else trace(model, args, kwargs, train=False)

@@ -1,4 +1,4 @@
-"""A memory limit holds in the lowered program: as it is counted, storage by storage, and in what its eager execution allocates."""
+"""The lowered program keeps to the memory limit, by prediction and in eager execution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fxshard.testing.memory import measure_memory
 
 
 class Words(nn.Module):
-    """Next tokens of many words: most of its memory are scores, of which the loss and its gradient make more while they run."""
+    """A small language model with a large vocabulary: most of its memory is logits, and the loss and its gradient make more."""
 
     def __init__(self, words: int = 4000, dim: int = 16) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "mesh", "optimizer", "share"), CASES)
 def test_the_program_keeps_to_the_limit(name: str, mesh: str, optimizer: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a part of what the plan without a limit takes; numbers that say where a rank is are 8 bytes each and not counted."""
+    """The limit is a share of the unlimited plan's memory. The index of a rank on an axis, 8 bytes, is not counted."""
     monkeypatch.setitem(MODELS, "words", words)
     model, args, kwargs = make(name, torch.float32)
     graph, where = trace(model, args, kwargs), parse_mesh(mesh)

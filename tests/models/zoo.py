@@ -1,4 +1,4 @@
-"""The models of the equality sweep: small, real, built from configs; each gives (model, args, kwargs) for a dtype."""
+"""The models of the equality sweep, small real ones built from configs. Each function returns (model, args, kwargs)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def cnn(batch: int = 8) -> Case:
 
 
 def gpt2(batch: int = 2, vocabulary: int = 50257, layers: int = 2) -> Case:
-    """Tied embeddings and the real vocabulary, which no mesh divides."""
+    """Tied embeddings, and by default the real vocabulary, which no mesh divides."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -128,7 +128,7 @@ def vit(batch: int = 2) -> Case:
 
 
 class Tagger(nn.Module):
-    """An LSTM over embedded tokens, and a class for each."""
+    """An LSTM that gives each token a class."""
 
     def __init__(self, tokens: int = 32, dim: int = 8, hidden: int = 8, classes: int = 5) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ MODELS: dict[str, Callable[[], Case]] = {
 
 
 def make(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Case:
-    """The model called ``name`` in ``dtype``, its weights and inputs drawn from ``seed``."""
+    """The model ``name`` in ``dtype``, with weights and inputs from ``seed``."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

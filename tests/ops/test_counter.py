@@ -1,4 +1,4 @@
-"""The counter-based generator's words: published answers, the definition in Python's numbers, and where words come from."""
+"""The counter-based generator: published results, its definition in Python integers, and indexes beyond 32 bits."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def numbers(words: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:
 @pytest.mark.parametrize(("rounds", "at", "key", "result"), KNOWN.values(), ids=KNOWN)
 def test_threefry_gives_the_published_words(rounds: int, at: tuple[int, int], key: tuple[int, int], result: tuple[int, int]) -> None:
     assert numbers(counter.threefry(tensors(key), tensors(at), rounds)) == result
-    if rounds == counter.KEY_ROUNDS:  # a key is Threefry's of the number under the seed, low words first
+    if rounds == counter.KEY_ROUNDS:  # a key is Threefry of the draw's number with the seed as key, low words first
         seed, number = (w[0] | w[1] << 32 for w in (key, at))
         assert tuple(int(w) & MASK for w in counter.keys_of(seed, number)[:, 0]) == result
 
 
 def test_keys_of_several_draws_are_those_of_each() -> None:
-    first = (1 << 32) - 2  # the number's high word changes on the way
+    first = (1 << 32) - 2  # the high word of the number changes between these draws
     several = counter.keys_of(77, first, 4)
     assert torch.equal(several, torch.cat([counter.keys_of(77, first + i) for i in range(4)], 1))
 
 
-def test_a_scramble_is_undone_by_its_published_inverse() -> None:
-    """lowbias32's inverse, as its author gives it beside it."""
+def test_the_published_inverse_undoes_a_scramble() -> None:
+    """The inverse of lowbias32, published by its author."""
     words = np.random.default_rng(0).integers(0, 1 << 32, 10_000, dtype=np.uint32)
     x = counter.scramble(torch.from_numpy(words.view(np.int32).copy())).numpy().view(np.uint32)
     x = (x ^ (x >> 16)) * np.uint32(0x43021123)
@@ -62,7 +62,7 @@ def scrambled(x: int) -> int:
     return x ^ x >> 16
 
 
-def test_a_mask_in_pythons_numbers() -> None:
+def test_a_mask_against_python_integers() -> None:
     keys = (0x12345678, 0x9ABCDEF0)
     have = counter.hashed(tensors(keys), counter.index_of((9, 7), (4, 5), (3, 2), CPU))
     want = [[scrambled((scrambled(((3 + i) * 7 + 2 + j) ^ keys[0]) + keys[1]) & MASK) for j in range(5)] for i in range(4)]
@@ -93,7 +93,7 @@ def test_blocks_of_a_huge_tensor_are_drawn_alone_and_differ() -> None:
         assert not any(torch.equal(rows[i], rows[j]) for i in range(4) for j in range(i))
 
 
-def test_nothing_and_everything_is_kept() -> None:
+def test_masks_that_keep_nothing_and_everything() -> None:
     seed = torch.tensor(1)
     assert draw("kept", 0.0, 0, [1000], torch.bool, seed, 0).all() and draw("kept", 1e-12, 0, [1000], torch.bool, seed, 0).all()
     assert not draw("kept", 1.0, 0, [1000], torch.bool, seed, 0).any()
@@ -108,7 +108,7 @@ def test_uniform_numbers_stay_below_one(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_series_are_the_functions(dtype: torch.dtype) -> None:
+def test_logarithm_and_cosine_are_exact(dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
     u = torch.cat([2.0 ** -torch.arange(0, 40, dtype=dtype), torch.linspace(1e-6, 1, 10_001, dtype=dtype)])
     np.testing.assert_allclose(counter.logarithm(u).double(), np.log(u.double().numpy()), rtol=6 * eps, atol=eps * 1e-2)

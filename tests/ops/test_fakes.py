@@ -1,4 +1,4 @@
-"""Shapes given where torch gives none: those of torch's own results; and what is trained through them."""
+"""Fake implementations for operators that torch has none for: they match torch's results, and models with them train."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_torch(name: str) -> None:
+def test_fakes_match_torch(name: str) -> None:
     op, args = CASES[name]
     mode = FakeTensorMode()
     fakes = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, args)
@@ -52,12 +52,12 @@ def _called(op: Any, args: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("tensors", [True, False])
-def test_the_loss_of_unaligned_sequences_trains(tensors: bool, reduction: str) -> None:
+def test_ctc_loss_trains(tensors: bool, reduction: str) -> None:
     lengths = [torch.tensor(x) for x in LENGTHS] if tensors else list(LENGTHS)
     model = Function(lambda _, x, at: F.ctc_loss(x.log_softmax(-1), at, *lengths, reduction=reduction))
     check_eager(model, real(9, 2, 4), TARGETS, plans=2)
 
 
-def test_one_sequence_without_a_batch() -> None:
+def test_ctc_loss_of_one_sequence_without_a_batch() -> None:
     model = Function(lambda _, x, at, n, m: F.ctc_loss(x.log_softmax(-1), at, n, m, reduction="none"))
     check_eager(model, real(9, 4), TARGETS[0], torch.tensor(9), torch.tensor(2), plans=2)

@@ -1,4 +1,4 @@
-"""Draws are distributed as they say: by scipy's tests at fixed seeds, so that a p-value is a number that does not change."""
+"""Draws have the right distributions, by scipy's tests. Seeds are fixed, so that p-values never change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxshard.ops import counter
 from fxshard.ops.random import draw
 
 SURE = 1e-4
-"""p-values below it fail; some sixty tests at fixed seeds, none of which was chosen."""
+"""A p-value below it fails. There are some sixty tests, and no seed was selected."""
 
 
 def uniform(call: int, *shape: int, dtype: torch.dtype = torch.float32) -> np.ndarray:
@@ -21,25 +21,25 @@ def uniform(call: int, *shape: int, dtype: torch.dtype = torch.float32) -> np.nd
 
 
 def words(seed: int, n: int) -> np.ndarray:
-    """The n words behind a mask, as unsigned numbers."""
+    """The first n words of the generator behind masks, unsigned."""
     keys = tuple(counter.keys_of(seed, 0)[:, 0].unbind())
     return counter.hashed(keys, counter.index_of((n,), (n,), (0,), torch.device("cpu"))).numpy().view(np.uint32)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_byte_of_a_word_is_even(seed: int) -> None:
+def test_each_byte_of_a_word_is_uniform(seed: int) -> None:
     drawn = words(seed, 1 << 18)
     for shift in (0, 8, 16, 24):
         assert stats.chisquare(np.bincount(drawn >> shift & 0xFF, minlength=256)).pvalue > SURE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_uniform_and_normal_by_kolmogorov_and_smirnov(dtype: torch.dtype) -> None:
+def test_uniform_and_normal_by_the_kolmogorov_smirnov_test(dtype: torch.dtype) -> None:
     for call in range(4):
         assert stats.kstest(uniform(call, 100_000, dtype=dtype), "uniform").pvalue > SURE
         normal = draw("normal", 0, 0, [100_000], dtype, torch.tensor(2026), call).double().numpy()
         assert stats.kstest(normal, "norm").pvalue > SURE
-        assert abs(stats.zscore(normal)).max() > 3.9, "the tails are there"
+        assert abs(stats.zscore(normal)).max() > 3.9, "the tails must occur"
 
 
 def test_moments() -> None:
@@ -53,7 +53,7 @@ def test_moments() -> None:
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_masks_keep_as_many_as_they_say_and_runs_are_geometric(p: float) -> None:
+def test_masks_keep_the_right_share_and_gaps_are_geometric(p: float) -> None:
     kept = draw("kept", p, 0, [1 << 20], torch.bool, torch.tensor(2026), 1).numpy()
     assert stats.binomtest(int(kept.sum()), kept.size, 1 - p).pvalue > SURE
     gaps = np.diff(np.flatnonzero(kept))  # P(gap = k) = (1 - p) p^(k - 1)
@@ -75,7 +75,7 @@ def test_neighbours_rows_and_draws_are_not_correlated() -> None:
     assert abs(np.corrcoef(flat, uniform(1, 64, 4096).ravel())[0, 1]) < bound
 
 
-def test_a_bit_of_the_index_or_the_key_changes_half_of_the_bits() -> None:
+def test_one_bit_of_index_or_key_changes_half_of_the_bits() -> None:
     index = torch.arange(20_000, dtype=torch.int32) * 7919
     first, second = counter.keys_of(3, 0)[:, 0].unbind()
     before = counter.hashed((first, second), (index, None)).numpy()
@@ -92,14 +92,14 @@ def test_a_bit_of_the_index_or_the_key_changes_half_of_the_bits() -> None:
             assert min(rates) > 0.47 and max(rates) < 0.53
 
 
-def test_whole_numbers_are_even() -> None:
+def test_integers_are_uniform() -> None:
     for low, high in ((0, 10), (-3, 94), (2**40, 2**40 + 7)):
         drawn = draw("integers", low, high, [1 << 17], torch.int64, torch.tensor(2026), 2).numpy()
         assert drawn.min() == low and drawn.max() == high - 1
         assert stats.chisquare(np.bincount(drawn - low)).pvalue > SURE
 
 
-def test_all_permutations_are_alike() -> None:
+def test_permutations_are_uniform() -> None:
     drawn = [tuple(draw("permutation", 0, 0, [4], torch.int64, torch.tensor(seed), 0).tolist()) for seed in range(6000)]
     counts = [drawn.count(order) for order in itertools.permutations(range(4))]
     assert sum(counts) == 6000 and stats.chisquare(counts).pvalue > SURE

@@ -1,4 +1,4 @@
-"""Where an operator was registered is noted as torch does it, and torch's own function is put back."""
+"""The faster function that records where an operator was registered: it agrees with torch's, which is restored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch._library import utils
 from fxshard._torch_compat.sources import quick_sources, source
 
 
-def test_the_same_lines() -> None:
+def test_sources_agree_with_torch() -> None:
     def caller(of: object, level: int) -> str:
         return of(level)  # type: ignore[operator, no-any-return]
 
@@ -18,7 +18,7 @@ def test_the_same_lines() -> None:
     assert caller(source, 1) != caller(source, 2)
 
 
-def test_what_was_replaced_is_put_back() -> None:
+def test_the_replaced_function_is_restored() -> None:
     before = utils.get_source
     with pytest.raises(ValueError), quick_sources():
         assert torch._library.utils.get_source is source

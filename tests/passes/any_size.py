@@ -1,4 +1,4 @@
-"""Models with dynamic dims, at any sizes: what the tests of symbolic sizes share."""
+"""Models with dynamic dims, for the tests of symbolic sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows(count: int) -> torch.Tensor:
 
 
 class Flattened(nn.Module):
-    """Rows of a batch and a length as one dim: on two axes its pieces are cut within pieces of unequal lengths."""
+    """Flattens batch and length to one dim. On two mesh axes, shards of unequal lengths are sharded again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
 
 @lru_cache(maxsize=4)
 def traced(name: str, batch: int, seq: int, *, dynamic: bool = True, uneven: bool = False) -> tuple[nn.Module, PlanningGraph]:
-    """The model and its graph, which tests share: neither is changed by what is done with them."""
+    """The model and its graph. They are cached: a test must not change them."""
     model, arguments, dims = CASES[name]
     torch.manual_seed(0)
     made, args = model(), arguments(batch, seq)
@@ -87,7 +87,7 @@ def traced(name: str, batch: int, seq: int, *, dynamic: bool = True, uneven: boo
 
 
 def calls(graph: fx.Graph) -> list[Any]:
-    """A graph without its names: each node's operator, its arguments with nodes as their places, and its value's shape."""
+    """A graph without names: for each node its operator, its arguments with positions in place of nodes, and the shape of its value."""
     place = {node: i for i, node in enumerate(graph.nodes)}
 
     def said(value: Any) -> Any:
@@ -97,7 +97,7 @@ def calls(graph: fx.Graph) -> list[Any]:
             return [said(v) for v in value]
         return repr(value)
 
-    def target(node: fx.Node) -> str:  # torch's name for a view of what was copied right before
+    def target(node: fx.Node) -> str:  # torch calls the view of a fresh copy _unsafe_view
         return str(node.target).replace("_unsafe_view", "view") if node.op == "call_function" else node.op
 
     return [(target(n), said(n.args), _shapes(n.meta.get("val"))) for n in graph.nodes]

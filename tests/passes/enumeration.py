@@ -1,8 +1,8 @@
 """Small real aten graphs, and the least cost of any plan for them by enumeration.
 
-The enumeration walks all choices of all nodes, reader by reader, and adds up what is not paid yet: a node's compute, and
-each distinct (value, target layout) once, less what compute hides of it. A branch is left only when what it has paid, and
-the least that its remaining nodes compute, exceeds the bound.
+The enumeration tries every spec of every node, in graph order, and adds up the costs: the compute of each node, and the redistribution of
+each distinct (value, target layout) once, less the time that compute hides. A branch is abandoned only if its cost so far, plus the least
+compute of the remaining nodes, reaches the best cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import torch
-from passes.memory_truth import most_held
+from passes.memory_truth import peak_memory
 from passes.overlap_truth import Truth
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,13 +35,14 @@ aten, ops = torch.ops.aten, torch.ops.fxshard
 TOY = Hardware("toy", {4: 1e8}, 1e8, 0.5, 64, Link(3e8, 0.1), Link(3e8, 0.1))
 """Communication and compute of tensors of a few dozen elements cost about the same."""
 FAST = Hardware("fast", {4: 1e8}, 1e8, 0.0, 64, Link(3e9, 0.0), Link(3e9, 0.0))
-"""Communication costs a fraction of that, so that layouts change often."""
+"""Communication costs a fraction of compute, so that layouts change often."""
 
 
 def build(
     shapes: Sequence[tuple[int, ...]], calls: Sequence[tuple[Any, ...]], outputs: Sequence[int], parameters: int = 0
 ) -> PlanningGraph:
-    """Values are numbered: the inputs by ``shapes`` (the last ``parameters`` of them are parameters), then one a call.
+    """The graph of ``calls``. Its values are numbered: first the inputs with ``shapes`` (the last ``parameters`` of them are parameters),
+    then the result of each call; ``outputs`` are such numbers.
 
     A call is (operator, numbers of its operands..., further arguments as ``Const``).
     """
@@ -76,9 +77,9 @@ class Const:
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 6, parameters: int = 0) -> PlanningGraph:
-    """Up to ``most`` calls on square matrices, so that any value fits anywhere; sums end in vectors that are only added.
+    """Up to ``most`` calls on square matrices, so that any value fits any operand. Sums give vectors, which are only added.
 
-    Sizes that four ranks cut without an empty shard: layouts with one are taken only when asked for.
+    Four ranks shard the sizes without empty shards, since a layout with an empty shard is used only if it is pinned.
     """
     size = draw(st.sampled_from([4, 7, 8]))
     count = draw(st.integers(max(1, parameters), 3))
@@ -108,23 +109,23 @@ def graphs(draw: st.DrawFn, most: int = 6, parameters: int = 0) -> PlanningGraph
 
 @dataclass
 class Enumeration:
-    """The choices of an annotated graph; ``keep`` says which (node name, spec) the constraints admit."""
+    """All choices for an annotated graph. ``keep`` (by node name) and ``keep_result`` (by index) tell which ones the constraints allow."""
 
     annotated: Annotated
     objective: str = "time"
     keep: Callable[[str, OpSpec], bool] = lambda name, spec: True
     keep_result: Callable[[int, Layout], bool] = lambda index, layout: True
     memory_limit: int | None = None
-    count: Callable[..., int] = most_held
+    count: Callable[..., int] = peak_memory
     alike: Sequence[Collection[str]] = ()
-    """Nodes, and results (``outputs[0]``), of one layout."""
+    """Groups of nodes and results (``outputs[0]``) that must have equal layouts."""
     at_most: Mapping[str, float] = field(default_factory=dict)
     """Bytes that a rank may send on an axis."""
     nodes: list[fx.Node] = field(init=False)
-    lying: list[Layout] = field(init=False)
+    result_layouts: list[Layout] = field(init=False)
     """The layouts in which results are returned."""
     twins: list[str | None] = field(init=False)
-    """For each result the input that lies as it does: a gradient's parameter, an output's tangent."""
+    """For each result the input that must have the same layout: a gradient's parameter, an output's tangent."""
 
     def __post_init__(self) -> None:
         graph, mesh = self.annotated.graph, self.annotated.mesh
@@ -132,7 +133,7 @@ class Enumeration:
         self.truth = Truth(self.annotated)
         self.nodes = [n for n in graph.nodes if n.op != "output"]
         self.returned = operands(graph.module.graph.output_node())
-        self.lying = [Layout.parse("R" * mesh.ndim)] * len(self.returned)
+        self.result_layouts = [Layout.parse("R" * mesh.ndim)] * len(self.returned)
         self.options: list[list[tuple[OpSpec, float]]] = []
         for node in self.nodes:
             call = self.annotated.calls.get(node.name)
@@ -150,9 +151,9 @@ class Enumeration:
         self.remaining = list(itertools.accumulate(reversed(least), initial=0.0))[::-1]
 
     def least(self, bound: float) -> float:
-        """The least cost below ``bound``, or ``bound`` where there is none."""
+        """The least cost below ``bound``, or ``bound`` if there is none."""
         self.best, self.specs, self.paid = bound, {}, set()
-        self.lies: dict[str, Layout] = {}
+        self.chosen_layouts: dict[str, Layout] = {}
         self._descend(0, 0.0, (0,) * self.annotated.mesh.ndim)
         return self.best
 
@@ -175,7 +176,7 @@ class Enumeration:
             if node is not None:
                 self.specs[node.name] = spec
             else:
-                self.lying[i - len(self.nodes)] = spec.inputs[0]
+                self.result_layouts[i - len(self.nodes)] = spec.inputs[0]
             new = {(o.name, want): self._price(o, want) for o, want in zip(reads, spec.inputs, strict=True)}
             new = {key: price for key, price in new.items() if key not in self.paid}
             moves = {(o, want) for o, want in zip(reads, spec.inputs, strict=True) if (o.name, want) in new}
@@ -185,18 +186,18 @@ class Enumeration:
             self.paid |= new.keys()
             self._descend(i + 1, cost + compute + sum(new.values()), after)
             self.paid -= new.keys()
-        self.lies.pop(name, None)
+        self.chosen_layouts.pop(name, None)
 
     def held(self) -> int:
-        """Bytes of what is chosen."""
-        return self.count(self.annotated.graph, self.specs, self.lying, self.annotated.mesh, self.price)
+        """Bytes of memory that the present choices need."""
+        return self.count(self.annotated.graph, self.specs, self.result_layouts, self.annotated.mesh, self.price)
 
     def _alike(self, name: str, layout: Layout) -> bool:
-        """Whether what is chosen so far lies as this does, where it has to; this is noted."""
-        self.lies.pop(name, None)
+        """Records the layout of ``name``; whether all values chosen so far that must have the same layout do."""
+        self.chosen_layouts.pop(name, None)
         others = [other for group in self.alike if name in group for other in group]
-        self.lies[name] = layout
-        return all(self.lies.get(other, layout) == layout for other in others)
+        self.chosen_layouts[name] = layout
+        return all(self.chosen_layouts.get(other, layout) == layout for other in others)
 
     def _price(self, operand: fx.Node, want: Layout) -> float:
         source, index = producer(operand)
@@ -209,7 +210,7 @@ class Enumeration:
         return price - self.truth.saved(self.specs, operand, want) - self.truth.hidden(self.specs, operand, want)
 
     def _sent(self, sent: tuple[int, ...], moves: Collection[tuple[fx.Node, Layout]]) -> tuple[int, ...]:
-        """Bytes sent on each axis once these values are moved too."""
+        """Bytes sent on each axis, with these redistributions added."""
         total, mesh = list(sent), self.annotated.mesh
         for operand, want in moves:
             source, index = producer(operand)
@@ -220,7 +221,7 @@ class Enumeration:
         return tuple(total)
 
     def cost_of(self, plan: ShardingPlan) -> float:
-        """What the plan's specs cost, by the same count."""
+        """The cost of the plan's specs, counted the same way."""
         results = plan.specs["output"].inputs
         chosen = Enumeration(self.annotated, self.objective, lambda n, s: s == plan.specs[n], lambda k, x: x == results[k])
         return chosen.least(float("inf"))

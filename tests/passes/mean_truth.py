@@ -1,6 +1,6 @@
-"""The least mean of any plan over several sizes, by enumeration: each choice is priced at each size by itself and averaged here.
+"""The lowest mean cost of any plan over several sizes, by enumeration: each choice is priced at each size and averaged here.
 
-A redistribution takes the way that costs least in the mean, found by Dijkstra's algorithm over single steps.
+A redistribution takes the path with the lowest mean cost, found by Dijkstra's algorithm over single steps.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def graph_at(graph: PlanningGraph, sizes: Sizes) -> PlanningGraph:
 
 
 @cache
-def least_way(have: Layout, want: Layout, shapes: tuple[tuple[int, ...], ...], weights: tuple[float, ...], rest: tuple) -> tuple[Step, ...]:
-    """The steps that cost least in the mean, on any way."""
+def cheapest_path(
+    have: Layout, want: Layout, shapes: tuple[tuple[int, ...], ...], weights: tuple[float, ...], rest: tuple
+) -> tuple[Step, ...]:
+    """The steps with the lowest mean cost, of all paths."""
     itemsize, mesh, price = rest
     graph = _graph(len(shapes[0]), mesh.ndim, ("sum",))
     ways = nx.DiGraph()
@@ -51,7 +53,7 @@ def least_way(have: Layout, want: Layout, shapes: tuple[tuple[int, ...], ...], w
 
 @dataclass
 class MeanEnumeration(Enumeration):
-    """``at``: (weight, sizes); ``annotated``: of the graph at its example, with the specs that are legal at all of them."""
+    """``at``: (weight, sizes) pairs; ``annotated``: the graph at its traced sizes, with the specs that are legal at all of them."""
 
     at: Sequence[tuple[float, Sizes]] = ()
     samples: list[tuple[float, Annotated]] = field(init=False)
@@ -79,7 +81,7 @@ class MeanEnumeration(Enumeration):
         there = [one.graph.by_name[operand.name] for _, one in self.samples]
         shapes, weights = tuple(tuple(v.meta["val"].shape) for v in there), tuple(weight for weight, _ in self.samples)
         itemsize, total = there[0].meta["val"].dtype.itemsize, 0.0
-        way = least_way(have, want, shapes, weights, (itemsize, mesh, self.price))
+        way = cheapest_path(have, want, shapes, weights, (itemsize, mesh, self.price))
         for weight, shape, value, truth in zip(weights, shapes, there, self.truths, strict=True):
             at, cost = have, 0.0
             for step in way:

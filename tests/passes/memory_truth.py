@@ -1,4 +1,4 @@
-"""What a plan holds at most at any time, counted time by time over a graph and what its nodes read and give."""
+"""The peak memory of a plan, counted at each time from a graph and the layouts that its nodes read and give."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from fxshard.plans.plan_data import OpSpec
 VIEWS = {"aten.t.default", "aten.view.default", "aten.permute.default", "aten.transpose.int", "aten.alias.default", "aten.detach.default"}
 
 
-def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
-    """Bytes: each value as made until the last reader that reads it so (or a view's) is done and it is brought into the other layouts
-    that are read, each of which is there from its own first reader to its own last; inputs (tangents from their first reader) and
-    results to the end; what is only returned is brought there where it is made. A redistribution takes more where it is made."""
+def peak_memory(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
+    """Bytes at the peak, from the lifetime of each value in each layout.
+
+    In its original layout a value lives until its last reader in that layout, or the last reader of such a view, is done and until it has
+    been redistributed to all other layouts. In another layout it lives from the first reader in that layout to the last. Inputs (tangents
+    from their first reader) and results live to the end. A value that is only returned is redistributed right after it is made. Each
+    redistribution adds its workspace at the time when it runs.
+    """
     nodes = planned_nodes(graph)
     end, when = len(nodes), {n: t for t, n in enumerate(nodes)}
     reads = [(o, n, specs[n.name].inputs[k]) for n in nodes if n.op == "call_function" for k, o in enumerate(operands(n))]
@@ -78,10 +82,13 @@ def most_held(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequen
     return max(itertools.accumulate(steps))
 
 
-def surely_enough(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
-    """Bytes: each value as made until its last reader (or a view's) is done, and each other layout that is read from the first
-    reader on; inputs (tangents from their first reader) and results to the end; what is only returned exists as made only while it
-    is made. What a redistribution takes meanwhile counts wherever the value is read, for each of the layouts that it is brought into."""
+def peak_memory_bound(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Sequence[Layout], mesh: Mesh, price: Price) -> int:
+    """Bytes at the peak, from lifetimes that are surely long enough.
+
+    In its original layout a value lives until its last reader, or that of a view, is done; in each other layout from the first reader of
+    any layout until the same time. Inputs (tangents from their first reader) and results live to the end. A value that is only returned
+    has its original layout only while it is made. The workspace of all redistributions of a value counts at each of its readers.
+    """
     nodes = planned_nodes(graph)
     end, when = len(nodes), {n: t for t, n in enumerate(nodes)}
     reads = [(o, n, specs[n.name].inputs[k]) for n in nodes if n.op == "call_function" for k, o in enumerate(operands(n))]
@@ -104,7 +111,7 @@ def surely_enough(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Se
         held = 0
         for value in (n for n in graph.nodes if n.op != "output" and is_tensor(n)):
             source, index = producer(value)
-            assert str(source.target) not in VIEWS, "the graphs of these tests have none whose results are returned"
+            assert str(source.target) not in VIEWS, "the graphs of these tests must have no views"
             mine = [(n, layout) for o, n, layout in reads if o is value]
             have, born = specs[source.name].outputs[index], when[source]
             if source.op == "placeholder":
@@ -126,7 +133,7 @@ def surely_enough(graph: PlanningGraph, specs: Mapping[str, OpSpec], results: Se
 
 
 def _meanwhile(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh, price: Price) -> int:
-    """Bytes beside a tensor in two layouts while it is brought from one into the other: the buffers of the collectives by hand."""
+    """The workspace of a redistribution in bytes, beside the tensor in both layouts; buffers of collectives are counted by hand."""
     shape, itemsize = tuple(value.shape), value.dtype.itemsize
     path = list(walk(have, steps(have, want, shape, itemsize, mesh, price)))
     most, given = 0, _bytes(shape, have, mesh, itemsize)
@@ -138,22 +145,22 @@ def _meanwhile(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh, pric
 
 
 def _stages(step: Step, x: int, y: int, n: int, shape: tuple[int, ...], alone: bool) -> list[tuple[int, bool]]:
-    """(bytes beside what a step reads, whether that is still read) one after another: from x bytes it makes y of a matrix of floats."""
-    assert alone, "one axis: what is cut is cut by it alone"
+    """The stages of a step from ``x`` to ``y`` bytes of a float matrix: (bytes beside the input, whether the input is still needed)."""
+    assert alone, "counted for meshes of one axis only"
     if step.kind == "all_reduce":
         return [(y, True)]
-    if step.kind == "to_partial":  # whether this is the first rank, and the number that the others hold
+    if step.kind == "to_partial":  # a flag for the first rank, a zero for the others, the result
         return [(1 + 4 + y, True)]
     if step.kind == "all_gather":
         assert isinstance(step.source, Shard)
-        straight = step.source.dim == 0 and n * x == y  # pieces lie one behind the other
+        straight = step.source.dim == 0 and n * x == y  # the shards are contiguous in the result
         return [(n * x, True)] if straight else [(n * x, True), (n * x + y, False)]
     assert isinstance(step.target, Shard)
     size = shape[step.target.dim]
     length = -(-size // n)
-    if step.kind == "slice":  # the places of the rows, twice: from zero, and from where the rank's begin, which is a number itself
+    if step.kind == "slice":  # indexes from zero, the offset of the rank, indexes from that offset
         return [(8 * length + 8 + 8 * length, True), (8 * length + y, True)]
-    short = sum(min(length, max(0, size - i * length)) < length for i in range(n))  # pieces that are filled up
+    short = sum(min(length, max(0, size - i * length)) < length for i in range(n))  # shards that are padded
     if step.kind == "reduce_scatter":
         straight = step.target.dim == 0 and not short
         return [(y, True)] if straight else [(short * y + n * y, True), (n * y + y, False)]

@@ -1,4 +1,4 @@
-"""What may hide behind compute, told from a graph by definition."""
+"""The communication that compute may hide, computed from a graph by its definition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fxshard.passes.annotation.annotate import Annotated
 from fxshard.plans.plan_data import OpSpec
 
 RELABELS = ("view", "reshape", "t.", "transpose", "permute", "_to_copy", "convert_element_type", "slice", "split", "squeeze", "expand")
-"""How the names of operators begin that change nothing but the form of one tensor."""
+"""How the names of relabelling operators begin: they change only the shape, strides, dtype or extent of one tensor."""
 
 
 def is_relabel(node: fx.Node) -> bool:
@@ -27,14 +27,14 @@ def is_relabel(node: fx.Node) -> bool:
 
 
 def is_given(graph: PlanningGraph, value: fx.Node) -> bool:
-    """Whether it is a parameter in some form."""
+    """Whether the value is a parameter, possibly relabelled."""
     while producer(value)[0].op == "call_function" and is_relabel(producer(value)[0]):
         (value,) = operands(producer(value)[0])
     return value.name in {end.node for end in graph.inputs_of("parameter")}
 
 
 def is_gradient(graph: PlanningGraph, value: fx.Node) -> bool:
-    """Whether all that becomes of it is that some form of it is returned as a parameter's gradient."""
+    """Whether the value, possibly relabelled, is returned as a parameter's gradient and used for nothing else."""
     names = {end.name for end in graph.inputs_of("parameter")}
     ends = operands(graph.module.graph.output_node())
     here = [end.kind == "gradient" and end.name in names for end, node in zip(graph.outputs, ends, strict=True) if node is value]
@@ -51,7 +51,7 @@ def _sent(have: Layout, want: Layout, tensor: torch.Tensor, mesh: Mesh) -> float
 
 
 class Truth:
-    """The windows of a graph, each told on its own, and what hides in them."""
+    """The windows of a graph, each computed by itself, and the communication that they hide."""
 
     def __init__(self, annotated: Annotated) -> None:
         self.annotated, graph = annotated, annotated.graph
@@ -59,7 +59,7 @@ class Truth:
         self.made = {v: None for v in graph.nodes if v.op == "call_function" and is_gradient(graph, v)}
 
     def hidden(self, specs: Mapping[str, OpSpec], value: fx.Node, want: Layout) -> float:
-        """What of bringing a value into a layout costs nothing."""
+        """The microseconds of a redistribution of ``value`` to ``want`` that compute hides."""
         source, index = producer(value)
         have, tensor, mesh = specs[source.name].outputs[index], value.meta["val"], self.annotated.mesh
         if have is None or have == want or not mesh.hardware.overlap:
@@ -74,10 +74,10 @@ class Truth:
         return mesh.hardware.overlap * (min(sent, window) if window >= full else min(sent * window / full, window))
 
     def saved(self, specs: Mapping[str, OpSpec], value: fx.Node, want: Layout) -> float:
-        """What starts with others where nothing hides: a gradient's collective, if it is the only one.
+        """The microseconds that a gradient's collective saves in a bucket, if it is the only one of its path and nothing is hidden.
 
-        It pays its share of the fewest bytes that take ten starts, and its packing: twice the buffer's bytes, nothing where the buffer
-        is computed in place.
+        In a bucket it pays its share of the smallest message that takes ten times as long as an empty one, and its packing: the buffer is
+        read and written, unless it is computed in place.
         """
         source, index = producer(value)
         have, tensor, mesh = specs[source.name].outputs[index], value.meta["val"], self.annotated.mesh
@@ -123,7 +123,7 @@ class Truth:
         least = [min(compute_time(annotated.calls[n.name], s, annotated.mesh) for s in annotated.specs[n.name]) for n in nodes]
         found = {place: 0.0 for _, place, _ in claims}
         for k, (low, high) in enumerate(pairwise(ends)):
-            # eight segments before a reader that is border number a end with the a-th; those after a maker begin with the (a + 2)-th
+            # a reader at border a has the eight segments that end with the a-th, a producer the eight that begin with the (a + 2)-th
             here = [(p, size) for number, p, size in claims if p[0] == "read" and 0 <= borders.index(number) - k < 8]
             here += [(p, size) for number, p, size in claims if p[0] == "made" and 2 <= k - borders.index(number) < 10]
             for place, size in here:

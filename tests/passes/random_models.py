@@ -1,4 +1,4 @@
-"""Small models drawn at random: views of views, values read twice or returned, blocks that read what was made before them."""
+"""Small random models: views of views, values read twice or returned, blocks that read earlier values."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ TWO: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
 
 
 class Steps(nn.Module):
-    """A few operators in a row, each on one or two of the values that are there by then; gives the last of them."""
+    """A few operators in a row, each on the newest value and perhaps an earlier one; returns the last result."""
 
     def __init__(self, rng: random.Random, given: int, count: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(SIZE, SIZE))
         self.steps: list[tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = []
-        for have in range(given + 1, given + 1 + count):  # the last one there was made last
+        for have in range(given + 1, given + 1 + count):  # number of values so far, the weight included
             call = rng.choice(ONE if rng.random() < 0.6 else TWO)
             self.steps.append((call, (have - 1, rng.randrange(have))[: 1 if call in ONE else 2]))
 
@@ -56,7 +56,7 @@ class Steps(nn.Module):
 
 
 class Drawn(nn.Module):
-    """Blocks one after the other, with operators between them; each reads what the one before gave and some earlier values."""
+    """Blocks in a row, with operators between them. Each reads the result of the one before and one earlier value."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Drawn(nn.Module):
 
 
 def drawn(seed: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
-    """(model, arguments); at times an argument needs a gradient."""
+    """(model, arguments). For some seeds the first argument requires a gradient."""
     torch.manual_seed(seed)
     x, y = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
     return Drawn(seed), (x.requires_grad_(seed % 3 == 0), y)

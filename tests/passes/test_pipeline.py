@@ -1,4 +1,4 @@
-"""The pass runner: records, and one readable file a pass, the failing one included."""
+"""The pass runner: records, and a dump with one readable file for each pass, even for one that fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files(folder: Path) -> list[str]:
     return sorted(f.name for f in folder.iterdir())
 
 
-def test_records_name_time_and_tell_what_each_pass_made() -> None:
+def test_records_have_the_name_time_and_result_of_each_pass() -> None:
     state = run((*PLANNING, *LOWERING), Compilation(MESH, Request(*model())))
     assert [r.name for r in state.records] == [*NAMES, "lower", "schedule", "chunk", "bucket"]
     assert all(r.milliseconds > 0 and r.made for r in state.records)
@@ -45,7 +45,7 @@ def test_passes_leave_the_state_before_them_alone() -> None:
     assert start.graph is start.plan is None and start.records == ()
 
 
-def test_a_dump_holds_one_file_a_pass(tmp_path: Path) -> None:
+def test_a_dump_has_one_file_for_each_pass(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     plan = fxshard.plan(*model(), MESH, dump=folder)
     assert files(folder) == [f"{i:02d}_{name}.txt" for i, name in enumerate(NAMES)]
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: py
     refused(tmp_path / "file" / "below")
 
 
-def test_a_failing_pass_leaves_its_error(tmp_path: Path) -> None:
+def test_the_error_of_a_failing_pass_is_dumped(tmp_path: Path) -> None:
     with pytest.raises(ConstraintError):
         fxshard.plan(*model(), MESH, pins={"nothing": "R"}, dump=tmp_path)
     assert files(tmp_path) == ["00_trace.txt", "01_annotate.txt", "02_constrain.failed.txt"]
@@ -101,7 +101,7 @@ def test_an_error_that_is_not_ours_passes_through_and_is_dumped(tmp_path: Path) 
     assert files(tmp_path) == ["00_trace.txt", "01_stumble.failed.txt"]
 
 
-def test_the_environment_names_a_folder_and_the_argument_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_a_folder_and_the_argument_overrides_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXSHARD_DUMP", str(tmp_path / "environment"))
     fxshard.plan(*model(), MESH)
     assert len(files(tmp_path / "environment")) == len(NAMES)
@@ -116,8 +116,8 @@ def test_an_unknown_objective_is_refused_before_the_first_pass(tmp_path: Path) -
     assert files(tmp_path) == []
 
 
-def test_the_order_of_passes_is_one_literal() -> None:
-    """Whoever reads the module sees the pipeline: names and functions, in order."""
+def test_the_pipeline_is_a_literal_tuple() -> None:
+    """The module shows the pipeline as names and functions, in order."""
     import fxshard.passes.pipeline as module
 
     tree = ast.parse(Path(module.__file__).read_text())
@@ -135,7 +135,7 @@ class Airy(nn.Module):
         return torch.special.airy_ai(x)
 
 
-def test_what_is_replicated_for_want_of_a_rule_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_operators_without_a_rule_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     plan = fxshard.plan(Airy(), (torch.ones(4, 4),), MESH, train=False)
     assert plan.fallbacks and "replicated for want of a rule" in str(plan)
     assert "replicated for want of a rule" in caplog.text and plan.fallbacks[0][0] in caplog.text

@@ -1,4 +1,4 @@
-"""One body for the tests of tracing: a function or module traced, cut by random legal plans, simulated, compared with eager."""
+"""Shared by the tests of tracing: a function or module is traced, sharded by random legal plans, simulated and compared with eager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED = 1234
 
 
 class Function(nn.Module):
-    """A function as a module; keyword arguments become attributes, ``function`` gets the module first."""
+    """A function as a module. Its first argument is the module; ``attributes`` are set on the module."""
 
     def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class Function(nn.Module):
 
 
 def real(*shape: int, seed: int = 0, grad: bool = True) -> torch.Tensor:
-    """Normal float64 numbers that require a gradient."""
+    """Normal float64 numbers, which require a gradient unless ``grad`` is False."""
     generator = torch.Generator().manual_seed(seed + 7 * len(shape) + sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=grad)
 
 
 def targets(graph: PlanningGraph) -> set[str]:
-    """Names of the operators in a graph, without the picking of outputs."""
+    """Names of the operators in a graph, without getitems."""
     return {str(n.target) for n in graph.nodes if n.op == "call_function" and "getitem" not in str(n.target)}
 
 
@@ -58,7 +58,7 @@ def simulated(
 def check_eager(
     model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None, train: bool = True, rtol: float = 1e-9, plans: int = 1
 ) -> tuple[PlanningGraph, Simulation]:
-    """Outputs, gradients (of inputs too) and buffers equal eager torch's; (the graph, the last simulation)."""
+    """Checks that outputs, gradients (of inputs too) and buffers equal eager torch's. Returns the graph and the last simulation."""
     graph = trace(model, args, kwargs, train=train)
     reference = one_device(model, args, kwargs, train)
     wanted = input_gradients(model, args, kwargs) if train else {}
@@ -73,7 +73,7 @@ def check_eager(
 
 
 def input_gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
-    """Gradients of the tensors among ``args`` that require one, of the sum of all outputs."""
+    """Gradients of the sum of all outputs, for the tensors among ``args`` that require one."""
     leaves = {f"args[{i}]": a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad}
     if not leaves:
         return {}
@@ -83,7 +83,7 @@ def input_gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def check_draws(model: nn.Module, *args: Any, train: bool = True) -> Simulation:
-    """The same numbers, gradients too, whatever the mesh and the plan; the result on a mesh of one."""
+    """Checks that results and gradients are the same on any mesh and plan. Returns the simulation on a mesh of one rank."""
     graph = trace(model, args, train=train)
     first = simulated(graph, ONE, model, args)
     for plan, mesh in enumerate((TWO, SQUARE, SQUARE, THREE)):

@@ -45,7 +45,7 @@ def small_plan() -> ShardingPlan:
 
 
 def _curve(points: list[tuple[int, float]]) -> Curve:
-    """Made to ascend."""
+    """A curve near these points whose sizes and times ascend."""
     sizes, times = (sorted(one) for one in zip(*points, strict=True))
     return Curve(tuple((size + i, time + i * (1.0 + max(times))) for i, (size, time) in enumerate(zip(sizes, times, strict=True))))
 

@@ -85,14 +85,14 @@ relu    aten.relu.default  -         S(0)R -> S(0)R""",
     )
 
 
-def test_rows_that_are_alike_share_a_line() -> None:
+def test_similar_rows_share_a_line() -> None:
     nodes = tuple(PlannedNode(f"mul_{k}", "aten.mul.Tensor", OpSpec((), (L("RR"),)), ((4,),), ("float32",), 1.0) for k in range(3))
     plan = ShardingPlan(small_plan().mesh, True, "", nodes)
     twice = dataclasses.replace(plan, nodes=tuple(dataclasses.replace(n, compute=2.0) for n in nodes))
     assert "mul_0 and 2 like it" in str(fxshard.diff(plan, twice))
 
 
-def test_what_runs_again_is_one_line_and_nothing_is_wide() -> None:
+def test_recomputed_nodes_share_a_line_and_no_line_is_wide() -> None:
     names = [f"{'a_very_long_name_' * 4}{k}_again" for k in range(3)]
     nodes = tuple(PlannedNode(n, "aten.mul.Tensor", OpSpec((), (L("RR"),)), ((4,),), ("float32",), 2.0) for n in names)
     plan = small_plan()
@@ -132,8 +132,8 @@ plan.explain('mm', 'S(0)R') says what that would cost.""",
     )
 
 
-def test_why_of_one_of_several_results() -> None:
-    """The value is a getitem, which the plan does not list: it says what it picks."""
+def test_why_a_collective_on_one_of_several_results() -> None:
+    """The value is a getitem, which is no node of the plan: the answer names the operator and the index."""
     plan = other_plan()
     (move,) = plan.redistributions
     moved = dataclasses.replace(plan, redistributions=(dataclasses.replace(move, value="getitem_1"),), picked={"getitem_1": ("mm", 1)})
@@ -145,7 +145,7 @@ def test_why_of_one_of_several_results() -> None:
 
 
 @pytest.mark.parametrize("index", [1, -1, True, "0"])
-def test_there_is_no_such_collective(index: int) -> None:
+def test_unknown_collectives_are_refused(index: int) -> None:
     with pytest.raises(PlanError, match="the plan has 1, counted from 0") as error:
         small_plan().why_collective(index)
     assert error.value.remedy == "print(plan) lists them by number"

@@ -1,4 +1,4 @@
-"""A plan over several sizes: what it is the mean of, where it beats plans for one, what cannot be asked."""
+"""A plan for several example sizes minimises the mean over them and beats the plans for single sizes; invalid sizes are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH = {"x": {0: Dim("batch", max=512)}}
 
 
 class Funnel(nn.Module):
-    """Products of unlike sizes, so that each had better be cut otherwise from another number of rows on."""
+    """Products of different sizes: the best layout of each changes at another batch size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def mean_at(plan_: ShardingPlan, weights: dict[int, float]) -> float:
     return sum(weight / total * plan_.at(batch=size).objective for size, weight in weights.items())
 
 
-def test_it_beats_the_plans_for_each_size() -> None:
+def test_a_plan_for_two_sizes_beats_the_plans_for_one() -> None:
     weights = {4: 10, 512: 1}
     few, many, both = plan([(4,)]), plan([(512,)]), plan([((size,), weight) for size, weight in weights.items()])
     assert both.specs not in (few.specs, many.specs)
@@ -60,8 +60,8 @@ def test_it_beats_the_plans_for_each_size() -> None:
 @pytest.mark.parametrize("overlap", [0.0, 0.8])
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("limit", [None, "205KB"])
-def test_the_objective_is_the_mean_of_what_it_costs_there(overlap: float, objective: str, limit: str | None) -> None:
-    """Also where compute hides what weights are gathered by, and where a limit makes that be done twice."""
+def test_the_objective_is_the_mean_over_the_sizes(overlap: float, objective: str, limit: str | None) -> None:
+    """This holds even if compute hides gathers of weights, or a memory limit repeats them in the backward."""
     mesh = fxshard.Mesh({"a": 4}, hardware=replace(SLOW, overlap=overlap))
     options: dict[str, Any] = {"dynamic_shapes": BATCH, "objective": objective, "memory_limit": limit, "cache": False}
     sizes = [((4,), 3), ({"batch": 64}, 1), ({}, 2)]
@@ -74,13 +74,13 @@ def test_the_objective_is_the_mean_of_what_it_costs_there(overlap: float, object
     assert ShardingPlan.from_json(made.to_json()) == made
 
 
-def test_one_size_is_a_plan_for_it() -> None:
-    """Whatever the example is; a mapping leaves sizes out that are the example's."""
+def test_one_size_gives_the_plan_for_that_size() -> None:
+    """The example does not matter. A size that a mapping leaves out is that of the example."""
     assert plan([(64,)]).objective == pytest.approx(fxshard.plan(Funnel(), (torch.zeros(64, 16),), MESH, cache=False).objective)
     assert plan([{}]).objective == plan(None).objective
 
 
-def test_the_plan_says_so() -> None:
+def test_the_sizes_are_printed_and_saved() -> None:
     made = plan([((4,), 3), ((512,), 1)])
     assert "priced     the mean of 0.75 at batch=4 and 0.25 at batch=512" in str(made).splitlines()
     assert "priced" not in str(plan(None)) and "priced     at batch=64" in str(plan([(64,)])).splitlines()
@@ -113,12 +113,12 @@ def test_the_cache_tells_sizes_apart(tmp_path: Any, monkeypatch: pytest.MonkeyPa
         ([], "cannot read example_sizes"),
     ],
 )
-def test_what_cannot_be_read(sizes: Any, said: str) -> None:
+def test_invalid_sizes_are_refused(sizes: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         plan(sizes)
 
 
-def test_what_does_not_go_together() -> None:
+def test_options_that_exclude_each_other_are_refused() -> None:
     with pytest.raises(OptionError, match="dynamic dims, and there are none"):
         plan([(4,)], dynamic_shapes=None)
     with pytest.raises(OptionError, match="counts bytes at one size"):
@@ -130,14 +130,14 @@ class Branches(nn.Module):
         return x * 2 if x.shape[0] > 4 else x
 
 
-def test_a_size_that_the_model_treats_otherwise() -> None:
+def test_a_size_that_takes_another_branch_is_refused() -> None:
     with pytest.raises(SizesError, match=r"a plan for the example is not valid for batch=2: .* batch > 4"):
         fxshard.plan(Branches(), (torch.zeros(8, 16),), MESH, dynamic_shapes={"x": {0: "batch"}}, example_sizes=[(8,), (2,)], cache=False)
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_a_prompt_and_the_tokens_that_follow(train: bool) -> None:
-    """A length of 1 is a size as any other."""
+def test_prefill_and_decode(train: bool) -> None:
+    """A length of 1 is a size like any other."""
     tokens = torch.zeros(4, 16, dtype=torch.int64)
     args: tuple[torch.Tensor, ...] = (tokens, tokens) if train else (tokens,)
     given: dict[str, Any] = {"dynamic_shapes": ({0: "batch", 1: "seq"},) * len(args), "example_sizes": [(8, 64), (64, 1)], "cache": False}

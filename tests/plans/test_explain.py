@@ -1,4 +1,4 @@
-"""plan.explain: what it says another choice would cost is what planning from nothing with that pin gives."""
+"""plan.explain: the cost that it states for another layout is the cost of planning again with that layout pinned."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def names(plan: ShardingPlan) -> list[str]:
 
 
 def in_groups(plan: ShardingPlan) -> set[str]:
-    """Nodes of norms, softmax and losses, whose pieces are decided together unless one is pinned."""
+    """Nodes of norms, softmax and losses. The nodes of one such operator share a solver variable unless one of them is pinned."""
     said = ("row_", "channel_", "batch_", "normalise", "running", "softmax", "sum_exp", "sum_product", "amax")
     return {n.name for n in plan.nodes if any(word in n.op for word in said)}
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_numbers_are_those_of_planning_from_nothing(number: int) -> None:
+def test_costs_are_those_of_planning_again(number: int) -> None:
     make, mesh, options = CASES[number]
     model, args, kwargs = make()
     plan = fxshard.plan(model, args, mesh, kwargs, **options)
@@ -89,7 +89,7 @@ def test_numbers_are_those_of_planning_from_nothing(number: int) -> None:
         asked += 1
         assert choice.plan is not None and choice.lower_bound is not None
         assert str(choice.plan.layout_of(name)) == layout
-        if node in in_groups(plan):  # a pin parts the pieces, so that a little more is possible
+        if node in in_groups(plan):  # a pin splits the group, so a few more plans are possible
             assert choice.total >= fresh.objective * (1 - 1e-9)
             continue
         assert choice.lower_bound <= fresh.objective * (1 + 1e-9) and fresh.lower_bound <= choice.total * (1 + 1e-9)
@@ -117,7 +117,7 @@ def test_the_plans_own_layout_costs_what_the_plan_costs_and_others_are_sorted() 
     assert explained.readings[0].line.endswith("x = down(F.gelu(up(x)))")
 
 
-def test_where_the_difference_arises_adds_up_to_it() -> None:
+def test_the_parts_of_a_difference_add_up() -> None:
     plan, _, _ = small()
     explained = plan.explain("gelu")
     for choice in explained.choices:
@@ -128,7 +128,7 @@ def test_where_the_difference_arises_adds_up_to_it() -> None:
             assert signed(choice.total - plan.objective, "microseconds") in str(explained)
 
 
-def test_one_choice() -> None:
+def test_a_question_about_one_layout() -> None:
     plan, _, _ = small()
     (all_of_it,) = [c for c in plan.explain("down.1.weight").choices if c.layout == "S(0)S(1)"]
     explained = plan.explain("down.1.weight", "S(0)S(1)")
@@ -136,11 +136,11 @@ def test_one_choice() -> None:
     assert (choice.layout, choice.total) == ("S(0)S(1)", all_of_it.total)
     text = str(explained)
     assert "redistribution of" in text and "S(0)S(1)" in text and " us " in text
-    free = plan.explain("down.1.weight", {"tp": fxshard.Layout.parse("S(1)")[0]}).choices[0]  # dp is free
+    free = plan.explain("down.1.weight", {"tp": fxshard.Layout.parse("S(1)")[0]}).choices[0]  # any placement on dp
     assert free.layout == "*S(1)" and free.total is not None and all_of_it.total is not None and free.total <= all_of_it.total
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_an_impossible_layout_has_a_reason() -> None:
     plan, model, args = small()
     (choice,) = plan.explain("gelu", "PR").choices
     assert choice.total is None and choice.reason == "aten.gelu.default never gives it" and choice.reason in str(plan.explain("gelu", "PR"))
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_said() -> None:
         plan.explain("up.0.wight")
 
 
-def test_copies_and_files_do_not_know(tmp_path: Any) -> None:
+def test_copies_and_loaded_plans_cannot_explain(tmp_path: Any) -> None:
     plan, _, _ = small()
     plan.save(tmp_path / "plan.json")
     others = [pickle.loads(pickle.dumps(plan)), copy.copy(plan), copy.deepcopy(plan), ShardingPlan.load(tmp_path / "plan.json")]
@@ -163,8 +163,8 @@ def test_copies_and_files_do_not_know(tmp_path: Any) -> None:
         assert "plan again" in str(error.value)
 
 
-def test_a_plan_whose_limit_does_not_bind_is_asked_without_it() -> None:
-    """Counted as the limited problem counts, the plan itself may not fit; an answer that takes more than the limit is still none."""
+def test_a_limit_that_does_not_bind_is_ignored_by_questions() -> None:
+    """In the solver's estimate of memory the plan itself may exceed the limit. An answer that exceeds it is still not given."""
     model, mesh = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3))), fxshard.Mesh({"tp": 4})
     free = fxshard.plan(model, (torch.ones(64, 64),), mesh, cache=False, train=False)
     limit = sum(free.memory.values())

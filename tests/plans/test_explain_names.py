@@ -1,4 +1,4 @@
-"""What plan.explain takes for a name: what pins take, as long as it is one value."""
+"""plan.explain accepts the names that pins accept, if they mean one value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pair(nn.Module):
 
 
 class Block(nn.Module):
-    """``twice`` and ``relu`` are called twice; a node is called ``relu`` too."""
+    """Calls the modules ``twice`` and ``relu`` twice each. There is also a node with the name ``relu``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ once = lru_cache(planned)
         ("sigmoid", "sigmoid"),
     ],
 )
-def test_a_name_is_what_it_is_in_pins(name: str, node: str) -> None:
+def test_a_name_means_what_it_means_in_pins(name: str, node: str) -> None:
     explained = once().explain(name, "S(0)")
     assert (explained.name, explained.node) == (name, node)
     assert explained.choices[0].total == pytest.approx(planned(pins={name: "S(0)"}).objective)
 
 
-def test_a_name_that_means_several_values_in_one_kind_is_looked_up_in_the_next() -> None:
+def test_a_module_with_several_values_is_passed_over_for_a_node_of_that_name() -> None:
     model, args = Block(), (torch.ones(4, 8),)
     plan = fxshard.plan(model, args, fxshard.Mesh({"tp": 2}), cache=False, train=False)
     assert plan.explain("relu").node == "relu"
@@ -77,7 +77,7 @@ def test_a_name_that_means_several_values_in_one_kind_is_looked_up_in_the_next()
         ("0.pair[2]", "no parameter"),
     ],
 )
-def test_what_is_not_one_value_is_refused_with_names_that_are(name: str, said: str) -> None:
+def test_a_name_that_is_not_one_value_is_refused_with_alternatives(name: str, said: str) -> None:
     what, _, remedy = said.partition(".*")
     with pytest.raises(PlanError) as error:
         once().explain(name)

@@ -1,4 +1,4 @@
-"""What explain prints, from plans written by hand: where a difference arises, and an answer that costs less than the plan."""
+"""The text of explain, for hand-written plans: where a difference arises, and an answer that costs less than the plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.plans.test_comparison import other_plan
 FAR = 12
 
 
-def with_repairs(plan: ShardingPlan, cost: float) -> ShardingPlan:
-    """Besides, nodes that have nothing to do with the others: their compute costs this much and more."""
+def with_unrelated_nodes(plan: ShardingPlan, cost: float) -> ShardingPlan:
+    """The plan with 12 more nodes, unrelated to the others, which cost 1, 2, ... 12 times ``cost``."""
     extra = [PlannedNode(f"far{'x' * k}", "aten.mul.Tensor", plan.nodes[0].spec, ((4,),), ("float32",), cost * (k + 1)) for k in range(FAR)]
     nodes = (*plan.nodes, *extra)
     total = sum(n.compute for n in nodes) + sum(r.cost for r in plan.redistributions)
@@ -33,9 +33,9 @@ def asked(before: ShardingPlan, after: ShardingPlan) -> Explanation:
     return Explanation("args[0]", "x", "input", "", L("S(0)S(1)"), 0.0, before.objective, "microseconds", readings, tuple(choices))
 
 
-def test_what_touches_the_value_comes_first_then_the_rest_in_all() -> None:
-    """By hand: x is gathered for 2.5; mm computes 3.25 more and is not reduced for 7.5; the others -1 to -12."""
-    explained = asked(with_repairs(small_plan(), 2.0), with_repairs(other_plan(), 1.0))
+def test_costs_near_the_value_come_first_then_the_sum_of_the_rest() -> None:
+    """By hand: +2.5 for the gather of x, +3.25 for the compute of mm, -7.5 for its reduction; -1 to -12 for the others."""
+    explained = asked(with_unrelated_nodes(small_plan(), 2.0), with_unrelated_nodes(other_plan(), 1.0))
     (choice,) = [c for c in explained.choices if not c.chosen]
     assert choice.where is not None
     near = {"args[0]", "x", "mm"}
@@ -59,8 +59,8 @@ def test_a_parameters_gradient_is_near_it() -> None:
     assert "here -4.25 us, 1 elsewhere +2.5 us" in str(explained)
 
 
-def test_an_answer_that_costs_less_than_the_plan_is_said_to() -> None:
-    cheaper = asked(with_repairs(small_plan(), 2.0), with_repairs(other_plan(), 1.0))
+def test_an_answer_that_costs_less_than_the_plan_is_pointed_out() -> None:
+    cheaper = asked(with_unrelated_nodes(small_plan(), 2.0), with_unrelated_nodes(other_plan(), 1.0))
     assert_expected_inline(
         str(cheaper),
         """\
@@ -78,8 +78,8 @@ S(0)S(1)  166.8 us  0             50.000% cut  the plan's own
 S(0)R costs less than this plan, whose search was cut by its time or work limit:
 a longer time_limit can find a plan of 87 us or less; choices[0].plan of this answer is one.""",
     )
-    dearer = asked(with_repairs(small_plan(), 1.0), with_repairs(other_plan(), 2.0))
-    same = asked(with_repairs(small_plan(), 1.0), with_repairs(small_plan(), 1.0))
+    dearer = asked(with_unrelated_nodes(small_plan(), 1.0), with_unrelated_nodes(other_plan(), 2.0))
+    same = asked(with_unrelated_nodes(small_plan(), 1.0), with_unrelated_nodes(small_plan(), 1.0))
     assert "costs less" not in str(dearer) + str(same)
     assert "other layouts that cost the same" in str(same)
 

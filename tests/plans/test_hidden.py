@@ -1,4 +1,4 @@
-"""What a plan assumes to be hidden behind compute: in its file, when it is printed, and beside another plan."""
+"""The communication that a plan assumes hidden behind compute: in its file, in its text and in a diff."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.plans.small_plans import small_plan
 
 
 def hiding(hidden: float) -> ShardingPlan:
-    """The small plan, of whose all-reduce of 7.5 microseconds so many are hidden."""
+    """The small plan with ``hidden`` of the 7.5 microseconds of its all-reduce hidden."""
     plan = small_plan()
     (move,) = plan.redistributions
     move = dataclasses.replace(move, cost=7.5 - hidden, hidden=hidden)
@@ -26,7 +26,7 @@ def hiding(hidden: float) -> ShardingPlan:
     )
 
 
-def test_in_its_file() -> None:
+def test_hidden_time_in_the_file() -> None:
     plan = hiding(6.0)
     assert '"cost": 1.5, "hidden": 6.0}' in plan.to_json() and '"hidden"' not in small_plan().to_json()
     again = ShardingPlan.from_json(plan.to_json())
@@ -36,8 +36,8 @@ def test_in_its_file() -> None:
 
 
 @pytest.mark.parametrize(("hidden", "unit"), [(6.5, "microseconds"), (1.0, "bytes")])
-def test_no_more_than_the_hardware_can(hidden: float, unit: str) -> None:
-    """0.84 of 7.5 microseconds, on an h100, are 6.3; bytes do not hide."""
+def test_more_than_the_hardware_can_hide_is_refused(hidden: float, unit: str) -> None:
+    """An h100 hides at most 0.84 of 7.5 microseconds, which is 6.3. Bytes are never hidden."""
     data = json.loads(hiding(hidden).to_json())
     if unit == "bytes":
         data["certificate"]["unit"], data["nodes"][2]["compute"] = unit, 0.0
@@ -47,8 +47,8 @@ def test_no_more_than_the_hardware_can(hidden: float, unit: str) -> None:
     assert "redistributions[0]" in str(caught.value)
 
 
-def test_only_parameters_and_their_gradients() -> None:
-    """What is returned as an output is waited for, as is what another operator reads; what relabels a gradient may stand between."""
+def test_only_parameters_and_their_gradients_are_hidden() -> None:
+    """An output is waited for, and so is a value that an operator reads. A view or cast of a parameter or gradient may be hidden."""
     data = json.loads(hiding(6.0).to_json())
     data["outputs"][0]["kind"] = "output"
     with pytest.raises(FileError, match="us are hidden, but 'mm' is neither a parameter that is gathered nor a gradient") as caught:
@@ -61,14 +61,14 @@ def test_only_parameters_and_their_gradients() -> None:
         ShardingPlan.from_json(json.dumps(data))
 
 
-def test_when_it_is_printed() -> None:
+def test_hidden_time_in_the_text() -> None:
     said = "assumes 6 us of reductions hidden behind compute"
     assert said in str(hiding(6.0)).splitlines()[3] and "assumes" not in str(small_plan())
     assert f"beside compute  {said}" in inspect.summary(hiding(6.0)) and "beside compute" not in inspect.summary(small_plan())
 
 
-def test_beside_another_plan() -> None:
-    """The difference of what is moved is that of the objectives, and what is hidden is said beside it."""
+def test_hidden_time_in_a_diff() -> None:
+    """The redistribution becomes cheaper by as much as the objective; the hidden time is listed beside it."""
     found = fxshard.diff(small_plan(), hiding(6.0))
     (move,) = found.moves
     assert (move.before, move.after) == (7.5, 1.5) and found.objective == (10.75, 4.75)

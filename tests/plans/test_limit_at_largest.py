@@ -1,4 +1,4 @@
-"""A memory limit with dynamic dims holds at the largest size that they may have, or the plan says up to which."""
+"""With dynamic dims a memory limit holds at the largest sizes. For a dim without a max the plan says up to which size it holds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sums(nn.Module):
 
 
 @pytest.mark.parametrize("dims", [{1: "seq"}, {0: "batch", 1: "seq"}, {0: Dim("batch", max=33), 1: Dim("seq", max=64)}])
-def test_passes_count_a_dynamic_length_too(dims: dict[int, Any]) -> None:
+def test_passes_count_memory_with_a_dynamic_length(dims: dict[int, Any]) -> None:
     model, mesh = Sums().double(), fxshard.Mesh({"tp": 2})
     plan = fxshard.plan(model, (torch.randn(4, 6, 8).double(),), mesh, dynamic_shapes=(dims,), memory_limit="100MB", cache=False)
     for seq in (6, 10):
@@ -69,7 +69,7 @@ def total(plan_: ShardingPlan) -> int:
 
 
 def test_the_limit_holds_at_the_largest_size() -> None:
-    """A limit that the plan without one keeps at the example, not there: another plan is made, which keeps it at both."""
+    """The plan without a limit fits at the example but not at the largest size. The plan with the limit fits at both."""
     free = plan(None)
     limit = int(0.9 * free.at(batch=512).memory)
     assert total(free) == free.at().memory < limit < free.at(batch=512).memory
@@ -83,8 +83,8 @@ def test_the_limit_holds_at_the_largest_size() -> None:
 
 
 @pytest.mark.parametrize("share", [0.75, 0.9, 1.0])
-def test_the_program_there_keeps_to_it(share: float) -> None:
-    """By the storages of the program that is lowered for all sizes, at the example and at the largest, after all passes."""
+def test_the_program_fits_at_the_largest_size(share: float) -> None:
+    """Counted by the storages of the lowered program, after all passes, at the example and at the largest size."""
     limit, model = int(share * plan(None).at(batch=512).memory), Blocks()
     made = plan(limit, model=model)
     program = fxshard.lower(model, (torch.zeros(8, 16),), made, dynamic_shapes=UP_TO)
@@ -93,8 +93,8 @@ def test_the_program_there_keeps_to_it(share: float) -> None:
         assert peak <= 1.01 * limit and (batch == 8 or peak > 0.7 * limit)
 
 
-def test_a_static_plan_there_needs_as_much() -> None:
-    """The least limit under which there is a plan is that of a plan for the largest size alone."""
+def test_the_smallest_limit_is_that_of_a_static_plan() -> None:
+    """The smallest limit with a plan equals that of a static plan for the largest size."""
     with pytest.raises(ConstraintError, match=r"nothing fits in memory_limit=20.0 KB .* per device at batch=512") as error:
         plan(20_000, model=Block())
     with pytest.raises(ConstraintError) as static:
@@ -104,8 +104,8 @@ def test_a_static_plan_there_needs_as_much() -> None:
     assert least(error) == least(static) and plan(20_000, OPEN, model=Block()).memory_sizes == {"batch": 8}
 
 
-def test_up_to_which_size_it_holds() -> None:
-    """By the plan's own count at each size, one after another; of a dim that has a max it does."""
+def test_holds_up_to_is_the_last_size_within_the_limit() -> None:
+    """Compared with ``plan.at`` at single sizes. A dim with a max is not listed, because the limit holds at its max."""
     made = plan(60_000, OPEN)
     last = made.holds_up_to()["batch"]
     assert last is not None and made.at(batch=last).within_limit and not made.at(batch=last + 4).within_limit
@@ -114,7 +114,7 @@ def test_up_to_which_size_it_holds() -> None:
 
 
 def test_a_max_that_the_mesh_does_not_divide() -> None:
-    """Counted where all shards are as long as the longest there."""
+    """Memory is counted at the next size that the mesh divides, where all shards are as long as the longest."""
     assert plan(400_000, {"x": {0: Dim("batch", max=510)}}).memory_sizes == {"batch": 512}
     assert plan(400_000, {"x": {0: Dim("batch", max=16)}}, 16).memory_sizes == {"batch": 16}
 
@@ -124,8 +124,8 @@ class Short(Block):
         return super().forward(x) * (2 if x.shape[0] < 100 else 3)
 
 
-def test_what_the_trace_does_not_serve_is_left_to_others() -> None:
-    """The model does something else from 100 on, of which a call of such a size makes a plan of its own."""
+def test_sizes_that_a_guard_excludes_do_not_count() -> None:
+    """From 100 on the model takes another branch. A call of such a size makes a plan of its own."""
     assert plan(400_000, model=Short()).memory_sizes == {"batch": 96}
     assert plan(400_000, batch=128, model=Short()).memory_sizes == {"batch": 512}
 
@@ -145,7 +145,7 @@ class Table(nn.Module):
         return self.weight * x.shape[0]
 
 
-def test_what_cannot_be_asked() -> None:
+def test_holds_up_to_needs_a_limit_dynamic_dims_and_the_graph() -> None:
     with pytest.raises(OptionError, match="no memory limit to keep"):
         plan(None).holds_up_to()
     with pytest.raises(OptionError, match="no dynamic dims"):
@@ -155,7 +155,7 @@ def test_what_cannot_be_asked() -> None:
 
 
 def test_memory_that_does_not_grow() -> None:
-    """All of the input is on one rank in any case only where nobody reads it: what is left is the table."""
+    """The input has no elements, so the table takes all the memory, at every size."""
     made = fxshard.plan(Table(), (torch.zeros(8, 0),), MESH, dynamic_shapes=OPEN, memory_limit=10**6, train=False, cache=False)
     assert made.holds_up_to() == {"batch": None}
 
@@ -169,7 +169,7 @@ class Positions(nn.Module):
         return self.up(x + self.table.weight[: x.shape[0]]).sum()
 
 
-def test_it_holds_no_further_than_the_model_is_served() -> None:
+def test_holds_up_to_stops_at_the_last_size_that_the_model_accepts() -> None:
     found = plan(10**9, OPEN, model=Positions())
     largest = found.holds_up_to()["batch"]
     assert largest == 128

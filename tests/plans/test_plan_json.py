@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (golden text)
-"""The plan's JSON: what is written comes back equal, what was not written by it is refused with the place and the reason."""
+"""The plan's JSON: a plan reads back equal; damaged and foreign files are refused with the place and the reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_golden_text() -> None:
     )
 
 
-def test_source_lines_are_kept_and_do_not_count() -> None:
+def test_source_lines_are_saved_but_not_compared() -> None:
     plan = small_plan()
     moved = dataclasses.replace(plan, lines={"mm": "elsewhere/model.py:9: return self.lin(x)"})
     assert moved == plan and moved.hash == plan.hash and dumps(moved) != dumps(plan)
@@ -91,7 +91,7 @@ def test_roundtrip(plan: ShardingPlan) -> None:
     assert again.hash == plan.hash
 
 
-def test_equal_plans_give_equal_text_whatever_order_they_were_made_in() -> None:
+def test_the_order_of_dicts_does_not_change_the_text() -> None:
     plan = small_plan()
     turned = ShardingPlan(**{**vars(plan), "memory": dict(reversed(plan.memory.items()))})
     assert turned == plan and dumps(turned) == dumps(plan)
@@ -223,7 +223,7 @@ BAD: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("data", "what", "where"), BAD, ids=[b[1] for b in BAD])
-def test_refused(data: Any, what: str, where: str) -> None:
+def test_invalid_plans_are_refused(data: Any, what: str, where: str) -> None:
     with pytest.raises(FileError) as caught:
         ShardingPlan.from_json(json.dumps(data), "plan.json")
     assert what in caught.value.what
@@ -251,7 +251,7 @@ def test_not_json(text: str | bytes, what: str) -> None:
 
 
 def test_damaged_files_load_or_are_refused() -> None:
-    """Bytes changed, cut out and doubled at random, fields replaced by others: a plan, or a FileError, never anything else."""
+    """Bytes are changed, removed, doubled or replaced by other tokens at random: the result is a plan or a FileError."""
     draw = random.Random(0)
     text = dumps(small_plan()).encode()
     tokens = [b"null", b"-1", b"1e999", b'"S(9)"', b"[]", b"{}", b"true", b"0.5", b'"RS(0)"', b'"\\ud800"', b"99999999999999999999"]

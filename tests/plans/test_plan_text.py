@@ -1,4 +1,4 @@
-"""A plan as it is printed: golden texts, and within the width of a terminal."""
+"""The printed text of a plan: golden texts, and no wider than a terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ mm                               no rule for it""",
 
 
 def limited() -> ShardingPlan:
-    """A plan cut short that gathers two weights twice and computes two blocks again, with names and specs that are long."""
+    """A plan from a search that was cut short: two weights gathered twice, two blocks recomputed, long names and specs."""
     gather = single_step(0, L("S(0)")[0], L("R")[0])
     assert gather is not None
     weights = [f"layers.{k}.attention.projection_of_the_queries.weight" for k in (0, 1)]
@@ -64,7 +64,7 @@ def limited() -> ShardingPlan:
     )
 
 
-def test_what_is_done_twice() -> None:
+def test_repeated_gathers_and_recomputed_blocks() -> None:
     text = str(limited())
     assert max(map(len, text.splitlines())) <= 110
     assert_expected_inline(

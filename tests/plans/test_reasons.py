@@ -1,4 +1,4 @@
-"""why_collective: what is done again for the backward, and the user's names for what to ask."""
+"""why_collective: collectives that the backward repeats, and questions in the user's names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gathered(value: str, *readers: tuple[str, int]) -> Redistribution:
 
 
 def with_moves(*moves: Redistribution) -> ShardingPlan:
-    """x @ w, w gathered, and an input."""
+    """The small plan with two more nodes, ``mm_again`` and ``late``, and with ``moves`` as its redistributions."""
     plan = small_plan()
     again = PlannedNode("mm_again", "aten.mm.default", plan.nodes[2].spec, ((6, 4),), ("float32",), 1.0)
     whole = PlannedNode("late", "aten.mul.Tensor", OpSpec((L("RR"),), (L("RR"),)), ((6, 4),), ("float32",), 1.0)
@@ -32,7 +32,7 @@ def with_moves(*moves: Redistribution) -> ShardingPlan:
     return dataclasses.replace(plan, nodes=(*plan.nodes, again, whole), redistributions=moves, lines=lines)
 
 
-def test_a_gather_that_the_backward_does_again_names_the_first() -> None:
+def test_a_repeated_gather_names_the_first() -> None:
     plan = with_moves(gathered("x", ("mm", 0)), gathered("w", ("mm", 1)), gathered("w", ("late", 0)))
     first, second = plan.why_collective(1), plan.why_collective(2)
     assert first.repeats == "" and plan.why_collective(0).repeats == ""
@@ -40,7 +40,7 @@ def test_a_gather_that_the_backward_does_again_names_the_first() -> None:
     assert str(second).splitlines()[2] == second.repeats
 
 
-def test_what_is_computed_again_names_the_first_time_if_it_is_there() -> None:
+def test_a_recomputed_block_names_the_first_collective_if_there_is_one() -> None:
     plan = with_moves(gathered("mm", ("output", 0)), gathered("mm_again", ("late", 0)))
     second = plan.why_collective(1)
     assert second.repeats == "the backward computes this block again instead of keeping its values; collective 0 is the first time"
@@ -60,7 +60,7 @@ def test_a_plan_lists_gathers_done_twice_apart_from_other_moves() -> None:
     assert "gathered twice  lin.weight, again in the backward\n" in text and "moved twice     args[0], again in the backward\n" in text
 
 
-def test_names_are_the_users() -> None:
+def test_names_are_those_of_the_user() -> None:
     plan = with_moves(gathered("w", ("mm", 1)))
     found = plan.why_collective(0)
     assert found.producer.node == "lin.weight" and "plan.explain('lin.weight', 'RR')" in str(found) and "lin_weight" not in str(found)
@@ -68,12 +68,12 @@ def test_names_are_the_users() -> None:
     assert found.text(shell=True).endswith("fxshard plan ... --explain 'lin.weight=RR' says what that would cost.")
 
 
-def test_of_a_gradient_the_parameter_is_asked_about() -> None:
+def test_the_question_about_a_gradient_names_its_parameter() -> None:
     plan = dataclasses.replace(small_plan(), outputs=(PlanEnd("gradient", "lin.weight", "mm"),))
     assert "\nplan.explain('lin.weight') says what other layouts of it, and so of its gradient, would cost." in str(plan.why_collective(0))
 
 
-def test_what_a_module_returns_has_its_name_and_can_be_asked_by_it() -> None:
+def test_the_result_of_a_module_has_the_name_of_the_module() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -90,7 +90,7 @@ def test_what_a_module_returns_has_its_name_and_can_be_asked_by_it() -> None:
     assert found.collective.value == "relu" and found.name == "block"
     (question,) = found.questions
     assert plan.explain(question.name, question.layout).choices[0].reason == "the pins of this plan exclude it"
-    assert dataclasses.replace(plan).why_collective(0).name == "relu"  # it does not know the model
+    assert dataclasses.replace(plan).why_collective(0).name == "relu"  # a copy does not know the model
 
 
 @pytest.mark.parametrize("count", [1, 40])

@@ -1,4 +1,4 @@
-"""Sizes in calls become calls that compute them of the program's inputs: every function that an expression of sizes may have."""
+"""Sizes in a graph become calls that compute them from the program's inputs: every function that an expression of sizes may contain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS, ids=str)
-def test_it_computes_what_the_expression_is(expression: sympy.Basic) -> None:
+def test_the_calls_compute_the_expression(expression: sympy.Basic) -> None:
     graph = fx.Graph()
     made = expression_as_calls(expression, {N: fx.Proxy(graph.placeholder("n"), GraphAppendingTracer(graph))})
     graph.output(made.node)

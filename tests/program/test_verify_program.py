@@ -1,4 +1,4 @@
-"""A program that was tampered with is refused: ends of another shape, collectives that differ between ranks, waits left out."""
+"""A program that was tampered with is refused: wrong shapes of inputs, collectives that differ between ranks, missing waits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def another_collective(program: ShardedProgram) -> None:
     node.args = (*node.args[:-1], "b")
 
 
-def no_wait(program: ShardedProgram) -> None:
+def missing_wait(program: ShardedProgram) -> None:
     node = next(n for n in tail(program).graph.nodes if is_wait(n))
     node.replace_all_uses_with(node.args[0])
     tail(program).graph.erase_node(node)
@@ -56,12 +56,12 @@ def another_dtype(program: ShardedProgram) -> None:
     node.meta["val"] = node.meta["val"].double()
 
 
-def a_result_less(program: ShardedProgram) -> None:
+def missing_result(program: ShardedProgram) -> None:
     output = tail(program).graph.output_node()
     output.args = (output.args[0][1:],)
 
 
-def no_class(program: ShardedProgram) -> None:
+def other_size_classes(program: ShardedProgram) -> None:
     classes: Any = program.classes
     classes[(1,)] = ((7,),)
 
@@ -70,11 +70,11 @@ def no_class(program: ShardedProgram) -> None:
     ("change", "said"),
     [
         (another_collective, "size classes issue different collectives"),
-        (no_wait, "must be read by one wait"),
+        (missing_wait, "must be read by one wait"),
         (another_shape, "is \\(3, 3\\)"),
         (another_dtype, "torch.float64, not"),
-        (a_result_less, "inputs or outputs, the program"),
-        (no_class, "other size classes than its ranks"),
+        (missing_result, "inputs or outputs, the program"),
+        (other_size_classes, "other size classes than its ranks"),
     ],
 )
 def test_a_tampered_program_is_refused(change: Callable[[ShardedProgram], None], said: str) -> None:
@@ -119,7 +119,7 @@ def on_meta(graph: PlanningGraph) -> PlanningGraph:
         (on_meta, "is planned on meta"),
     ],
 )
-def test_a_graph_without_its_ends_is_refused(change: Callable[[PlanningGraph], PlanningGraph], said: str) -> None:
+def test_an_inconsistent_graph_is_refused(change: Callable[[PlanningGraph], PlanningGraph], said: str) -> None:
     good = graph()
     verify_graph(good)
     with pytest.raises(TraceError, match=said):

@@ -1,4 +1,4 @@
-"""What tests of one process share."""
+"""A mesh of one gloo rank, for tests in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's progress: a bar on a terminal, a line elsewhere."""
+"""Progress of the demo: a bar on a terminal, one line elsewhere."""
 
 from __future__ import annotations
 

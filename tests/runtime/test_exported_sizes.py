@@ -1,4 +1,4 @@
-"""A bound program at many sizes: one compilation serves them; what the compiler alone does not take is compiled by itself, and said."""
+"""A bound program at many sizes: one compilation serves all, except sizes that break a guard of the compiler; a log line names those."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The programs that were compiled."""
+    """Collects the programs that are compiled."""
     found: list[Any] = []
     real = exported.compile_program
     monkeypatch.setattr(exported, "compile_program", lambda bound, **options: found.append(bound.program) or real(bound, **options))
@@ -55,7 +55,7 @@ def equal(bound: Any, model: nn.Module, rows: int) -> None:
     torch.testing.assert_close(bound(x, y), model(x, y))
 
 
-def test_any_size_by_one_compilation(mesh: DeviceMesh, tmp_path: Path, compiled: list[Any]) -> None:
+def test_one_compilation_serves_every_size(mesh: DeviceMesh, tmp_path: Path, compiled: list[Any]) -> None:
     bound, model = bound_and_model(mesh, tmp_path / "m.pt2")
     for rows in (6, 1, 7, 40, 7):
         equal(bound, model, rows)
@@ -68,7 +68,7 @@ def test_any_size_by_one_compilation(mesh: DeviceMesh, tmp_path: Path, compiled:
         bound(torch.ones(4, 5), torch.ones(4, 4))
 
 
-def test_what_the_compiler_does_not_take_is_compiled_by_itself(
+def test_a_size_that_breaks_a_guard_of_the_compiler_gets_its_own_program(
     mesh: DeviceMesh, tmp_path: Path, compiled: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     bound, model = bound_and_model(mesh, tmp_path / "m.pt2")
@@ -78,5 +78,5 @@ def test_what_the_compiler_does_not_take_is_compiled_by_itself(
     bound._compiled = replace(bound._compiled, make=lambda: artefact)
     for rows in (6, 5, 7, 5, 6):
         equal(bound, model, rows)
-    assert [len(program.sizes) for program in compiled] == [1, 0], "numbers all over, for batch=5"
+    assert [len(program.sizes) for program in compiled] == [1, 0], "the program for batch=5 has no dynamic sizes"
     assert "for batch=5 alone: the compiler takes for granted that Ne(batch, 5) (kernel.py:7)" in caplog.text

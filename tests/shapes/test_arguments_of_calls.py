@@ -1,4 +1,4 @@
-"""Dynamic dims of calls that pass other arguments than the example, and of marks."""
+"""Dynamic dims of calls that pass other arguments than the example, and dims marked with ``mark_dynamic``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ GIVEN = [{"x": B, "y": B}, (B, B), {"args[0]": B, "args[1]": B}, {"args[0]": B, 
         ((X, None), {}, ["args[0]"]),
     ],
 )
-def test_names_that_a_call_lacks_are_ignored(given: object, args: tuple[object, ...], kwargs: dict[str, object], places: list[str]) -> None:
+def test_arguments_that_a_call_lacks_are_ignored(
+    given: object, args: tuple[object, ...], kwargs: dict[str, object], places: list[str]
+) -> None:
     for call in ("example", "later"):
         found = dynamic_dims(Optional(), args, kwargs, given, call=call)  # type: ignore[arg-type]
         assert found == (DynamicDim("b", tuple((path, 0) for path in places), 4),)
@@ -42,14 +44,14 @@ def test_names_that_a_call_lacks_are_ignored(given: object, args: tuple[object, 
             dynamic_dims(Optional(), args, kwargs, given)
 
 
-def test_names_of_no_parameter_are_refused() -> None:
+def test_names_of_unknown_arguments_are_refused() -> None:
     with pytest.raises(OptionError, match="there is no argument 'bath'; did you mean 'batch'"):
         dynamic_dims(Optional(), (X,), {}, {"x": B, "bath": B}, call="example")
     with pytest.raises(OptionError, match=r"there is no argument 'args\[2\]'"):
         dynamic_dims(Optional(), (X,), {}, (B, None, B), call="example")
 
 
-def test_parts_of_containers_may_be_missing_later_only() -> None:
+def test_only_later_calls_may_lack_parts_of_containers() -> None:
     given = {"batch": {"ids": B, "labels": B}, "x": None}
     (dim,) = dynamic_dims(Optional(), (X,), {"batch": {"ids": X}}, given, call="later")
     assert dim.places == (("kwargs['batch']['ids']", 0),)
@@ -58,7 +60,7 @@ def test_parts_of_containers_may_be_missing_later_only() -> None:
         dynamic_dims(Optional(), (X,), {"batch": {"ids": X}}, given, call="example")
 
 
-def test_the_range_of_a_name_counts_where_its_dim_is_missing() -> None:
+def test_a_range_holds_even_if_its_argument_is_missing() -> None:
     (dim,) = dynamic_dims(Optional(), (X,), {}, {"x": B, "y": {0: Dim("b", max=8)}}, call="later")
     assert (dim.least, dim.most) == (1, 8)
 
@@ -78,7 +80,7 @@ def test_contradictions_are_refused(given: object, said: str) -> None:
         dynamic_dims(Optional(), (X, Y), {}, given)
 
 
-def test_saying_the_same_twice_is_once() -> None:
+def test_a_dim_given_twice_is_one_dim() -> None:
     (dim,) = dynamic_dims(Optional(), (X,), {}, {"x": {0: Dim("a", max=8)}, "args[0]": {0: "a"}})
     assert dim == DynamicDim("a", (("args[0]", 0),), 4, 1, 8)
 

@@ -1,4 +1,4 @@
-"""Convolutions whose sizes are symbols: shapes and strides are those of torch's own kernels at every size, and no guard is noted."""
+"""Convolutions on symbolic sizes have the shapes and strides of torch's kernels at every size, and add no guard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user says of dynamic dims, in all the ways that torch knows, and what cannot be."""
+"""Dynamic dims given by the user, in every form that torch accepts, and forms that are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BOTH = (DynamicDim("batch", (("args[0]", 0), ("kwargs['mask']", 0)), 4), Dynamic
         parse_dynamic(["tokens:0=batch,1=seq; mask:0=batch"]),
     ],
 )
-def test_ways_of_saying_the_same(given: object) -> None:
+def test_equivalent_forms(given: object) -> None:
     assert found(given, TOKENS, mask=MASK) == BOTH
 
 
@@ -61,7 +61,7 @@ def test_marks_of_torch() -> None:
     x = torch.zeros(4, 16)
     torch._dynamo.mark_dynamic(x, 1)
     assert [(d.places, d.example) for d in found(None, x)] == [((("args[0]", 1),), 16)]
-    assert [d.name for d in found({"tokens": {1: "seq"}}, x)] == ["seq"]  # what is said goes before a mark
+    assert [d.name for d in found({"tokens": {1: "seq"}}, x)] == ["seq"]  # an explicit name overrides a mark
     assert found(None, TOKENS) == ()
 
 
@@ -79,7 +79,7 @@ def test_marks_of_torch() -> None:
         ({"pair": {0: "n"}}, "does not describe"),
     ],
 )
-def test_what_cannot_be(given: object, said: str) -> None:
+def test_invalid_dims_are_refused(given: object, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         found(given, TOKENS, pair=(MASK,))
 
@@ -89,7 +89,7 @@ def test_ranges_on_the_command_line() -> None:
     assert [(dim.name, dim.least, dim.most) for dim in dims] == [("batch", 1, 64), ("seq", 2, None)]
 
 
-def test_texts_of_the_command_line() -> None:
+def test_syntax_of_the_command_line() -> None:
     assert parse_dynamic([]) is None
     assert parse_sizes("batch=4, seq=8192") == {"batch": 4, "seq": 8192}
     for text in ("args[0]", "args[0]:batch", ":0=b", "args[0]:0=1"):
@@ -102,7 +102,7 @@ def test_texts_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("entry", ["n", Dim("n"), Dim.DYNAMIC])
-def test_an_example_without_rows(entry: object) -> None:
+def test_a_dynamic_dim_of_size_zero_is_refused(entry: object) -> None:
     with pytest.raises(OptionError, match=r"\(dim 0 of args\[0\]\) is 0, it must be at least 1"):
         dynamic_dims(nn.ReLU(), (torch.zeros(0, 4),), {}, ({0: entry},))
     assert dynamic_dims(nn.ReLU(), (torch.zeros(0, 4),), {}, ({0: Dim.AUTO},)) == ()

@@ -1,4 +1,4 @@
-"""Sizes that guards settle by others, by equalities and by two bounds of one difference; guards of every rank."""
+"""Guards that determine one size from others, by an equality or two bounds on a difference; guards that must hold on every rank."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def settled(*conditions: sympy.Basic) -> dict[str, str]:
         ((sympy.Eq(MASK, 4),), {}),
     ],
 )
-def test_what_settles_a_size(conditions: tuple[sympy.Basic, ...], want: dict[str, str]) -> None:
+def test_sizes_that_guards_determine(conditions: tuple[sympy.Basic, ...], want: dict[str, str]) -> None:
     assert settled(*conditions) == want
 
 
-def test_guards_of_symbols_of_their_own() -> None:
-    """Dynamo's symbols for the same sizes are others."""
+def test_a_guard_may_have_its_own_symbols() -> None:
+    """Dynamo uses other symbols for the same sizes."""
     a, b = sympy.symbols("d0 d1", integer=True)
     guard = Guard(sympy.Eq(a + 1, b), (("keys", a, 1), ("mask", b, 1)), "line")
     assert determined_by([guard], SYMBOLS) == {"mask": KEYS + 1}
 
 
 def test_a_guard_of_every_rank() -> None:
-    """Held to each rank's own length: of no shard of ``keys`` over 4 x 3 ranks may be empty."""
+    """It is checked with the length of each rank's shard: no shard of ``keys`` on 4 x 3 ranks may be empty."""
     ranks = sympy.symbols("r0 r1", integer=True, positive=True)
     length = sympy.Max(0, sympy.Min(sympy.ceiling(KEYS / 4), KEYS - (ranks[0] - 1) * sympy.ceiling(KEYS / 4)))
     step = sympy.ceiling(length / 3)
@@ -60,8 +60,8 @@ def test_a_guard_of_every_rank() -> None:
     assert "for on_a from 1 to 4, on_b from 1 to 3 (line)" in str(guard) and "r0" not in str(guard)
 
 
-def test_conditions_on_single_axes_are_not_asked_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 and 16 numbers, not 128; one that names both axes is asked of all."""
+def test_conditions_on_single_axes_are_not_evaluated_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are evaluated for 8 and 16 coordinates, not for 128 ranks. A condition on both axes is evaluated for all ranks."""
     a, b = sympy.symbols("r0 r1", integer=True, positive=True)
     asked: list[sympy.Basic] = []
     real = guards.evaluated

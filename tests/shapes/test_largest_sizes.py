@@ -1,4 +1,4 @@
-"""The sizes at which a limit on memory holds, where what is taken for granted ties dims together; against all sizes, one by one."""
+"""The largest sizes, at which a memory limit must hold, where guards relate several dims; compared with an enumeration of all sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dim(name: str, example: int, most: int | None, uneven: bool = False) -> Dyna
     ],
     ids=lambda g: " and ".join(map(str, g)) or "nothing",
 )
-def test_none_of_them_can_grow_alone(given: tuple[Guard, ...], unit: int, uneven: bool) -> None:
+def test_no_dim_can_grow_alone(given: tuple[Guard, ...], unit: int, uneven: bool) -> None:
     dims = [dim("b", 8, 32, uneven), dim("s", 8, 64, uneven)]
     found = largest_sizes(dims, (), unit, given)
     assert first_broken(given, found) is None and found["b"] % unit == found["s"] % unit == 0
@@ -46,11 +46,11 @@ def test_none_of_them_can_grow_alone(given: tuple[Guard, ...], unit: int, uneven
     assert not near & legal or any(g.expression.has(sympy.Mod) for g in given)
 
 
-def test_an_order_between_dims_hides_nothing() -> None:
-    """One by one from the example, a batch of at most its length would stay at 8."""
+def test_dims_that_bound_each_other_grow_together() -> None:
+    """If each dim grew alone from the example, ``b <= s`` would keep the batch at 8."""
     dims = [dim("b", 8, 32), dim("s", 8, 64)]
     assert largest_sizes(dims, (), 4, guards(B <= S)) == {"b": 32, "s": 64}
     assert largest_sizes(dims, (), 4, guards(B <= S, S <= 40)) == {"b": 32, "s": 40}
     assert largest_sizes(dims, (), 4, guards(B <= S, S < 30)) == {"b": 28, "s": 28}
-    assert largest_sizes(dims[::-1], (), 4, guards(B * S <= 300)) == {"s": 36, "b": 8}  # the earlier one first
+    assert largest_sizes(dims[::-1], (), 4, guards(B * S <= 300)) == {"s": 36, "b": 8}  # the first dim grows first
     assert largest_sizes([dim("b", 8, None), dim("s", 8, 64)], (), 4, guards(B <= S)) == {"b": 8, "s": 64}

@@ -1,4 +1,4 @@
-"""What an operator asks of symbols is a guard only where the answer changes what it gives."""
+"""A kernel's question about a symbolic size becomes a guard only if the answer changes the result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def many(x: torch.Tensor) -> torch.Tensor:
 
 
 def shard(env: SymbolEnv, size: int) -> torch.Tensor:
-    """Rows behind the first four of a size: there may be none."""
+    """A tensor of ``size - 4`` rows, or of none."""
     return torch.empty(torch.sym_max(env.symbol("n", size) - 4, 0), 3)
 
 
@@ -57,8 +57,8 @@ def asked(make: Make, size: int = 12) -> tuple[tuple[torch.Tensor, ...], SymbolE
         return whatever_the_answers(env.shape_env, mode, lambda: make(x)), env
 
 
-def test_where_all_answers_give_the_same() -> None:
-    """Shapes are expressions still, no guard is noted, and other questions are answered as ever."""
+def test_no_guard_if_all_answers_give_the_same_result() -> None:
+    """Shapes stay symbolic and no guard is added. Questions asked afterwards add guards as usual."""
     for size in (12, 9, 4, 1):
         (value,), env = asked(same, size)
         n = env.known["n"]
@@ -67,25 +67,25 @@ def test_where_all_answers_give_the_same() -> None:
 
 
 @pytest.mark.parametrize("make", [shorter, turned, other_dtype, refuses, number, many], ids=lambda one: one.__name__)
-def test_where_they_do_not(make: Make) -> None:
+def test_no_result_if_answers_give_different_ones(make: Make) -> None:
     found, env = asked(make)
     assert found == () and not env.shape_env.guards
 
 
-def test_strides_of_no_elements() -> None:
-    """Of nothing torch's kernel gives a copy in the order of what it is given, else a dense tensor."""
+def test_strides_of_empty_tensors() -> None:
+    """Torch's kernel returns a copy with the input's strides if the input is empty, and a contiguous tensor otherwise."""
     (value,), env = asked(lambda x: torch.ops.aten.roll.default(x.t(), [1], [0]))
     assert value.is_contiguous() and not env.shape_env.guards
     assert asked(lambda x: x.t().clone() if x.shape[0] == 5 else x.t().contiguous())[0] == ()
 
 
-def test_an_answer_that_torch_refuses_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_for_one_answer_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     found, _ = asked(lambda x: torch.ops.aten.topk.default(x, 2, 0)[0])
     assert found == () and not [one for one in caplog.records if one.name == "torch._subclasses.fake_tensor"]
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
-def test_kernels_in_python_run_within_alone() -> None:
+def test_python_kernels_are_enabled_only_in_the_context() -> None:
     def on() -> bool:
         return bool(torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher))
 
@@ -96,7 +96,7 @@ def test_kernels_in_python_run_within_alone() -> None:
     assert not on()
 
 
-def test_questions_within_questions() -> None:
+def test_nested_questions() -> None:
     env = SymbolEnv()
     mode = FakeTensorMode(shape_env=env.shape_env)
     with oblivious(), mode, symbolic_kernels():
@@ -109,8 +109,8 @@ def test_questions_within_questions() -> None:
         assert whatever_the_answers(env.shape_env, mode, within) and not env.shape_env.guards
 
 
-def test_what_is_tried_is_not_kept() -> None:
-    """The fakes' cache knows nothing of answers that may not hold: asked as ever, a guard is noted and its branch is taken."""
+def test_trials_are_not_cached() -> None:
+    """Results for assumed answers do not enter the cache of fake tensors: the same call made normally adds a guard."""
     env = SymbolEnv()
     mode = FakeTensorMode(shape_env=env.shape_env)
     with oblivious(), mode, symbolic_kernels():

@@ -1,4 +1,4 @@
-"""Units: the least multiples at which everything that is cut is cut evenly, against trying all sizes."""
+"""Units: the smallest multiples of sizes at which all cuts are even. Chunks of symbolic sizes equal those of numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_units_of_products_and_sums() -> None:
 
 
 @given(st.integers(1, 40), st.lists(st.integers(2, 3), min_size=1, max_size=2))
-def test_a_symbolic_cut_is_that_of_numbers(size: int, parts: list[int]) -> None:
+def test_chunks_of_symbols_equal_those_of_numbers(size: int, parts: list[int]) -> None:
     made = SymbolEnv()
     symbol = made.symbol("n", size)
     for indexes in itertools.product(*map(range, parts)):
@@ -45,7 +45,7 @@ def test_a_symbolic_cut_is_that_of_numbers(size: int, parts: list[int]) -> None:
         assert (offset.node.hint, length.node.hint) == nested_chunk(size, tuple(parts), indexes)
 
 
-def test_even_parts_need_no_minimum() -> None:
+def test_even_chunks_are_written_without_a_minimum() -> None:
     made = SymbolEnv()
     half = made.symbol("half", 3)
     offset, length = chunk(2 * half, 2, 1)  # type: ignore[arg-type]
@@ -54,8 +54,8 @@ def test_even_parts_need_no_minimum() -> None:
 
 
 @given(st.integers(1, 30), st.integers(2, 4))
-def test_a_length_is_known_to_be_no_less_than_nothing(size: int, parts: int) -> None:
-    """Whoever asks takes nothing for granted by it; that there are elements is not known."""
+def test_a_length_is_known_to_be_at_least_zero(size: int, parts: int) -> None:
+    """Asking for this adds no guard. Whether the chunk has elements is not known: asking adds one."""
     made = SymbolEnv()
     symbol = made.symbol("n", size)
     for index in range(parts):

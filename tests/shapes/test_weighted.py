@@ -1,4 +1,4 @@
-"""The largest sizes at which a limit is to hold: as given, as the trace serves them."""
+"""The largest sizes, at which a memory limit must hold, from the maxima, the example sizes, the number of ranks and the guards."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def guard(condition: sympy.Basic) -> Guard:
         ([dim(), dim("seq", 64, 16)], [], [S * T <= 1024], {"batch": 64, "seq": 16}),
     ],
 )
-def test_largest(dims: list[DynamicDim], sampled: list[int], guards: list[sympy.Basic], largest: dict[str, int]) -> None:
+def test_known_largest_sizes(dims: list[DynamicDim], sampled: list[int], guards: list[sympy.Basic], largest: dict[str, int]) -> None:
     given = [WeightedSizes((("batch", size),), 1 / len(sampled)) for size in sampled]
     assert largest_sizes(dims, given, 4, [guard(one) for one in guards]) == largest

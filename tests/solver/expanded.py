@@ -1,4 +1,4 @@
-"""Transfers as nodes and edges, the form of IOPDDL: equally exact, for comparison."""
+"""Transfers written as nodes and edges, as in IOPDDL: an equivalent problem, for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxshard.solver.problem.arrays import FloatArray
 def expand(problem: PlacementProblem) -> PlacementProblem:
     """The same problem without transfers. Raises ValueError where rows or lives refer to transfers.
 
-    The original nodes come first, so a solution begins with their choices; the optimum is the same.
+    The original nodes come first, so a solution begins with their choices. The optimum is the same.
 
     A transfer with one reader becomes an edge. With several readers, each layout wanted becomes a node with the states "absent" and
     "present". Its edge to the source charges for "present"; its edges to the readers that can want the layout forbid "absent" when they do.

@@ -1,4 +1,4 @@
-"""Small random problems and the brute force that judges the solver."""
+"""Small random problems, and brute force to check the solver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxshard.solver.problem.scaling import quantise
 
 
 def brute_force(problem: PlacementProblem) -> float:
-    """The least cost of all choices that are allowed and fit, inf if there are none: one array over all choices, summed up here."""
+    """The least cost of all choices that are allowed and fit, inf if there are none. Computed here with one array over all choices."""
     sizes = [len(cost) for cost in problem.node_costs]
     state = np.ogrid[tuple(slice(size) for size in sizes)]
     total = np.zeros(sizes)
@@ -53,7 +53,7 @@ def brute_force(problem: PlacementProblem) -> float:
 
 
 def swept(model: Model, sweeps: int) -> Iterator[Sweeper]:
-    """Sweeps there and back: after each the bound holds, and what is decoded costs no less than the optimum."""
+    """Sweeps forward and backward. Checks after each that the bound is valid and the decoded plan costs no less than the optimum."""
     best, sweeper = optimum(model), Sweeper(model)
     for sweep in range(sweeps):
         assert sweeper.sweep(sweep % 2) <= best
@@ -64,7 +64,7 @@ def swept(model: Model, sweeps: int) -> Iterator[Sweeper]:
 
 @st.composite
 def problems(draw: st.DrawFn, memory: bool = False, integers: bool = True, most: int = 6) -> PlacementProblem:
-    """Up to `most` nodes of 1 to 4 strategies, any edges (parallel and loops too), with forbidden entries."""
+    """Up to ``most`` nodes of 1 to 4 states, any edges, parallel ones and loops too, with forbidden entries."""
     count = draw(st.integers(1, most))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     sizes = rng.integers(1, 5, count)
@@ -86,10 +86,9 @@ def problems(draw: st.DrawFn, memory: bool = False, integers: bool = True, most:
 
 
 def with_copies(rng: np.random.Generator, ops: int, layouts: int, extra: float = 0.4) -> PlacementProblem:
-    """Op nodes that produce and read values in layouts, and a binary node per value and layout it may also live in.
+    """Nodes for operators that produce and read values in layouts, and a binary node for each value and layout it is copied to.
 
-    A copy costs what its producer's layout costs to change, once; a reader whose layout is not among the copies is
-    forbidden. The very structure that fxshard's formulation gives.
+    A copy costs the change from the producer's layout, once for all readers. A reader may only read a layout that is present.
     """
     change = rng.integers(1, 50, (layouts, layouts)).astype(float)
     np.fill_diagonal(change, 0.0)
@@ -116,7 +115,7 @@ def with_copies(rng: np.random.Generator, ops: int, layouts: int, extra: float =
 
 @st.composite
 def with_transfers(draw: st.DrawFn, memory: bool = False, integers: bool = True, most: int = 5) -> PlacementProblem:
-    """A random problem and up to three values, each read one to four times, at times twice by a node, in up to three layouts."""
+    """A random problem with up to three transfers, each with one to four readers, not always distinct, and up to three layouts."""
     problem = draw(problems(memory=memory, integers=integers, most=most).filter(lambda p: len(p) > 1))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     high, forbidden = draw(st.sampled_from([3, 20, 10**6])), draw(st.sampled_from([0.0, 0.2]))
@@ -160,7 +159,7 @@ def with_rows(draw: st.DrawFn, hard: bool = False, memory: bool = False, integer
 
 
 def without_transfers(problem: PlacementProblem) -> PlacementProblem:
-    """The problem of the nodes alone."""
+    """The problem without transfers, also in rows and lives."""
     rows = tuple(replace(row, transfers=()) for row in problem.rows)
     return replace(problem, transfers=(), rows=rows, lives=tuple(live for live in problem.lives if live.transfer < 0))
 
@@ -168,10 +167,10 @@ def without_transfers(problem: PlacementProblem) -> PlacementProblem:
 def grid(
     rows: int, columns: int, states: int, seed: int, *, memory: bool = False, transfers: bool = False, integers: bool = False
 ) -> PlacementProblem:
-    """A grid with random edges: no bound is tight, so all of the search is used.
+    """A grid with random edges. No bound is tight, so every part of the search runs.
 
-    Node costs are 3 to 4, so that a bound within a few hundredths of the optimum is above it (a million times that as
-    integers). Memory is three fifths of what it could be at its peak; a transfer has three readers.
+        Node costs are 3 to 4, or a million times that with ``integers``. The memory limit is 60% of the greatest peak. A transfer has
+    three readers.
     """
     rng = np.random.default_rng(seed)
 
@@ -200,7 +199,7 @@ def grid(
 
 
 def integer_model(problem: PlacementProblem) -> Model:
-    """The solver's own form of a problem with integer costs, before any reduction."""
+    """The model of the solver for ``problem``, with integer costs, before any reduction."""
     return quantise(from_problem(problem))[0]
 
 

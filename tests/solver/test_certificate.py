@@ -1,4 +1,4 @@
-"""What a solve claims when it is cut: the bound is below the optimum by enumeration, the plan not, and neither is given away."""
+"""The certificate of a solve that is cut: by enumeration, bound <= optimum <= cost of the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXACT = 1e-9
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("transfers", [False, True])
 def test_bound_optimum_and_plan_are_in_order_at_every_limit(memory: bool, transfers: bool) -> None:
-    """From limits that end the search at once to some that it does not reach."""
+    """The limits on work range from one that ends the search at once to some that it does not reach."""
     cut, worse, proven = 0, 0, 0
     for seed in range(4):
         problem = grid(3, 3 if memory else 4, 4 if memory else 3, seed, memory=memory, transfers=transfers)

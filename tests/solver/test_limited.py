@@ -1,4 +1,4 @@
-"""Problems whose memory is known of whole choices only, between two counts: against all choices tried."""
+"""Problems whose memory is known only for complete choices, between a lower and an upper count, against enumeration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TIMES, STATES = 4, 3
 
 
 def counts(seed: int, spread: float, limit: float) -> Counts:
-    """Five nodes in a ring; what choices take at each time is drawn for each of them, anywhere between the two counts.
+    """Five nodes in a ring. The memory of each choice at each time is random, between the two counts.
 
-    spread: the part of the larger count by which the smaller one is less.
+    spread: by which part of the upper count the lower one is smaller at most.
     """
     rng = np.random.default_rng(seed)
     costs = tuple(rng.uniform(0, 10, STATES) for _ in range(5))
@@ -47,7 +47,7 @@ def _at(problem: PlacementProblem, choices: Sequence[int]) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([14.0, 18.0, 22.0]))
-def test_bounds_refusals_and_plans(seed: int, spread: float, limit: float) -> None:
+def test_bounds_errors_and_plans_are_true(seed: int, spread: float, limit: float) -> None:
     given_ = counts(seed, spread, limit)
     held = {x: float(given_.counted(x).max()) for x in itertools.product(range(STATES), repeat=5)}
     costs = {x: given_.problem.evaluate(x) for x in held if held[x] <= limit}
@@ -81,8 +81,8 @@ def test_bounds_refusals_and_plans(seed: int, spread: float, limit: float) -> No
     assert again.lower_bound <= min(others) + 1e-9
 
 
-def test_what_the_floor_leaves_out_is_added_where_it_matters() -> None:
-    """The cheapest choices fit by the relaxed problem and not in truth; with what they hold more, the next ones are found."""
+def test_the_relaxed_problem_is_corrected_where_it_is_too_low() -> None:
+    """The cheapest choices fit by the relaxed problem but not by the true count. Once corrected, the next ones are found."""
     costs = (np.array([1.0, 2.0, 9.0]),)
     problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
     relaxed = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
@@ -92,7 +92,7 @@ def test_what_the_floor_leaves_out_is_added_where_it_matters() -> None:
 
 
 def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half for the relaxed problem, a quarter of the rest for what corrects it, then the rest; an answer keeps half for plans that fit."""
+    """The relaxed problem gets half the work, its corrections a quarter of the rest, and so on; ``again`` keeps half for plans that fit."""
     costs = (np.array([1.0, 2.0, 9.0]),)
     problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
     relaxed = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
@@ -119,8 +119,8 @@ def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.4])
-def test_the_least_of_each_count_is_searched_for_once(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the relaxed problem, which proves that nothing fits, is the same under any limit; it is that of all choices tried."""
+def test_the_least_peak_of_each_count_is_searched_once(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least peak of the relaxed problem proves that nothing fits. It does not depend on the limit, and equals that of enumeration."""
     given_, searched = counts(3, spread, 1.0), []
     real = least.least_excess
     watched = lambda problem, *rest: searched.append(problem.lives) or real(problem, *rest)  # noqa: E731

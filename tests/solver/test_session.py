@@ -1,4 +1,4 @@
-"""A problem solved again with states forbidden: what a session says, against all choices tried."""
+"""Sessions: a problem solved again with some states forbidden, against enumeration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def some_allowed(problem: PlacementProblem, seed: int) -> dict[int, BoolArray]:
     st.lists(st.integers(0, 2**32), min_size=3, max_size=3),
 )
 @settings(max_examples=40, suppress_health_check=SLOW)
-def test_again(problem: PlacementProblem, seeds: list[int]) -> None:
+def test_again_gives_optimum_and_bounds(problem: PlacementProblem, seeds: list[int]) -> None:
     try:
         session = Session(problem, region=2)
     except InfeasibleError:
@@ -64,9 +64,9 @@ def test_again(problem: PlacementProblem, seeds: list[int]) -> None:
         assert problem.feasible(brief.choices) and all(mask[brief.choices[node]] for node, mask in allowed.items())
 
 
-def test_what_no_region_answers_goes_on_from_the_first_messages() -> None:
-    """Again and again on the same sweeper, which each question takes back to where the first solve left it."""
-    gone_on = 0
+def test_without_a_region_again_continues_from_the_first_messages() -> None:
+    """Each call restores the sweeper to its state after the first solve."""
+    continued = 0
     for seed in range(8):
         problem = grid(3, 3, 3, seed, transfers=True, integers=seed % 2 == 0)
         session = Session(problem, region=2)
@@ -76,12 +76,12 @@ def test_what_no_region_answers_goes_on_from_the_first_messages() -> None:
             found = session.again(allowed, gap=1e-3)
             assert found.lower_bound <= true * (1 + 1e-9) and true * (1 - 1e-9) <= found.objective <= true * (1 + 1e-3)
             assert allowed[node][found.choices[node]] and found.gap <= 1e-3
-            gone_on += found.steps[0][0] == "messages of the first solve"
-    assert gone_on > 20
+            continued += found.steps[0][0] == "messages of the first solve"
+    assert continued > 20
 
 
-def test_within_limits_a_bound_is_none_on_the_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where work ends long before the best plan is found, from the multipliers of the first solve."""
+def test_with_limits_the_bound_is_valid_even_if_the_plan_is_poor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continues from the multipliers of the first solve, with so little work that it seldom finds the best plan."""
     monkeypatch.setattr(session_module, "WITHIN_WORK", 1)
     monkeypatch.setattr(session_module, "AGAIN_WORK", 1)
     worse, tight = 0, 0
@@ -125,8 +125,8 @@ def some_region(problem: PlacementProblem, data: st.DataObject) -> tuple[Reparam
 
 @given(with_transfers(), st.data())
 @settings(max_examples=60, suppress_health_check=SLOW)
-def test_no_plan_of_the_whole_undercuts_a_region(problem: PlacementProblem, data: st.DataObject) -> None:
-    """Whatever the messages are; and the region of all nodes is the model itself."""
+def test_the_optimum_of_a_region_bounds_the_whole(problem: PlacementProblem, data: st.DataObject) -> None:
+    """For any messages. The region of all nodes is the model itself."""
     proven, nodes = some_region(problem, data)
     assert proven.bound <= optimum(proven.region(nodes)) <= optimum(proven.model)
     assert optimum(proven.region(np.arange(len(problem)))) == optimum(proven.model)
@@ -134,7 +134,7 @@ def test_no_plan_of_the_whole_undercuts_a_region(problem: PlacementProblem, data
 
 @given(with_transfers(), st.data())
 @settings(max_examples=50, suppress_health_check=SLOW)
-def test_what_is_surrounded_costs_what_it_does_in_the_whole(problem: PlacementProblem, data: st.DataObject) -> None:
+def test_changes_in_a_surrounded_region_cost_the_same_as_in_the_whole(problem: PlacementProblem, data: st.DataObject) -> None:
     proven, nodes = some_region(problem, data)
     whole, rng = proven.model, np.random.default_rng(data.draw(st.integers(0, 2**32)))
     plan, other = (np.asarray([rng.integers(len(c)) for c in whole.costs]) for _ in range(2))
@@ -148,7 +148,7 @@ def test_what_is_surrounded_costs_what_it_does_in_the_whole(problem: PlacementPr
 
 
 def test_a_long_chain_is_answered_from_a_region() -> None:
-    """Numbers that a region alone can give, the whole being much larger than it."""
+    """The chain is much longer than the region; the answer is exact."""
     problem, costs, prices = _long_chain(400)
     session = Session(problem, region=30)
     for node in (0, 57, 399):
@@ -158,8 +158,8 @@ def test_a_long_chain_is_answered_from_a_region() -> None:
             assert found.objective == found.lower_bound == _chain(costs, prices, node, state)
 
 
-def test_going_on_knows_what_is_forbidden() -> None:
-    """On a chain messages are exact: from those of the first solve on, the bound alone says what a pin costs."""
+def test_continuing_respects_forbidden_states() -> None:
+    """On a chain messages are exact: continued from the first solve, the bound equals the cost of a pin."""
     problem, costs, prices = _long_chain(40)
     model, scale = quantise(from_problem(problem))
     relaxation = Relaxation(model, None, Budget())
@@ -180,7 +180,7 @@ def test_going_on_knows_what_is_forbidden() -> None:
 
 
 def _long_chain(count: int) -> tuple[PlacementProblem, tuple[np.ndarray, ...], list[np.ndarray]]:
-    """Nodes of four states, each with a value that the next one reads; what they cost, and what bringing the values does."""
+    """A chain of nodes with four states, each of which reads the value of the one before; also the node costs and transfer prices."""
     rng, layouts = np.random.default_rng(0), np.arange(4)
     costs = tuple(rng.integers(0, 100, 4).astype(float) for _ in range(count))
     prices = [rng.integers(1, 100, (4, 4)) * (1.0 - np.eye(4)) for _ in range(count)]
@@ -189,7 +189,7 @@ def _long_chain(count: int) -> tuple[PlacementProblem, tuple[np.ndarray, ...], l
 
 
 def _chain(costs: tuple[np.ndarray, ...], prices: list[np.ndarray], node: int, state: int) -> float:
-    """By dynamic programming."""
+    """The least cost of the chain with ``node`` in ``state``, by dynamic programming."""
     best = np.zeros(len(costs[0]))
     for i, own in enumerate(costs):
         best = own + (best if i == 0 else (best[:, None] + prices[i - 1]).min(axis=0))
@@ -198,8 +198,8 @@ def _chain(costs: tuple[np.ndarray, ...], prices: list[np.ndarray], node: int, s
     return float(best.min())
 
 
-def test_readers_outside_keep_their_part_of_a_shared_price() -> None:
-    """One price of 10 for two readers: a region with one of them must not ask for it on top of what the other pays."""
+def test_readers_outside_a_region_keep_their_share_of_a_price() -> None:
+    """Two readers share one price of 10. A region with one of them must not count the share of the other again."""
     one = np.asarray([1])
     problem = PlacementProblem(
         (np.zeros(1),) * 3, transfers=(Transfer(0, one - 1, ((1, one), (2, one)), np.asarray([[0.0, 10.0], [10.0, 0.0]])),)

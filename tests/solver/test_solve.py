@@ -1,4 +1,4 @@
-"""What a solve promises besides the optimum: the same plan again, honest limits, scale and ties."""
+"""Solves are deterministic, valid within limits on work and time, independent of scale, and stable on ties."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_copies_are_paid_once() -> None:
     assert (solve(problem).objective, solve(problem).choices) == (7.0, (0, 1, 0, 0))
 
 
-def test_a_work_limit_cuts_with_a_true_bound_and_the_same_plan() -> None:
+def test_a_work_limit_gives_a_valid_bound_and_always_the_same_plan() -> None:
     problem = grid(9, 9, 8, 0)
     cut, full = solve(problem, work_limit=3e5), solve(problem)
     assert cut.cut and not cut.proven and problem.feasible(cut.choices)
@@ -44,7 +44,7 @@ def test_a_time_limit_gives_the_best_plan_so_far() -> None:
     assert solution.lower_bound <= solution.objective
 
 
-def test_a_limit_before_any_plan_is_an_error_that_says_so() -> None:
+def test_a_limit_reached_before_any_plan_is_an_error() -> None:
     rng = np.random.default_rng(0)
     differ = np.where(np.eye(3) > 0, np.inf, 0.0)
     pairs = [(i, j) for i in range(60) for j in range(i) if rng.random() < 0.07]
@@ -56,19 +56,19 @@ def test_a_limit_before_any_plan_is_an_error_that_says_so() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
-def test_any_unit_will_do(scale: float) -> None:
+def test_any_scale_of_costs(scale: float) -> None:
     problem = grid(5, 5, 4, 2)
     scaled = PlacementProblem(tuple(c * scale for c in problem.node_costs), problem.edges, tuple(c * scale for c in problem.edge_costs))
     assert solve(scaled).proven
     assert solve(scaled).objective == pytest.approx(solve(problem).objective * scale, rel=1e-9)
 
 
-def test_nothing_to_decide() -> None:
+def test_problems_without_a_decision() -> None:
     assert solve(PlacementProblem(())).objective == 0.0
     assert solve(PlacementProblem((np.array([4.0]),))).choices == (0,)
 
 
-def test_steps_say_what_was_done_without_timings() -> None:
+def test_steps_are_names_and_texts() -> None:
     solution = solve(grid(6, 6, 5, 3))
     assert solution.steps[0][0] == "integer costs"
     assert all(isinstance(name, str) and isinstance(what, str) for name, what in solution.steps)

@@ -1,4 +1,4 @@
-"""What is compiled before seconds count."""
+"""``warm_up`` compiles every loop of the solver, before any time limit runs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ print(len(compiled() - before))
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])
-def test_nothing_is_left_to_compile(how: str) -> None:
+def test_after_a_warm_up_nothing_is_left_to_compile(how: str) -> None:
     done = subprocess.run([sys.executable, "-c", USED, how], cwd=ROOT, check=True, capture_output=True, text=True)
     assert (int(done.stdout) == 0) == (how == "warm")

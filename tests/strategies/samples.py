@@ -1,4 +1,4 @@
-"""Sample tensors for operator tests: float64, from a fixed seed, of sizes that 2, 3 and 4 ranks cut unevenly or not at all."""
+"""Sample tensors for operator tests, from fixed seeds. Most sizes give uneven or empty shards on 2, 3 and 4 ranks."""
 
 from __future__ import annotations
 

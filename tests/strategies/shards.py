@@ -1,6 +1,6 @@
-"""Truth from outside: an operator run shard by shard on simulated ranks must give the operator's own result.
+"""Checks rules against operators: run shard by shard on simulated ranks, an operator must give its own result.
 
-``check(op, *args)`` does so for every option of one axis on 2, 3 and 4 ranks, ``check_mesh`` for every spec of a mesh.
+``check(op, *args)`` checks every option of one axis on 2, 3 and 4 ranks, ``check_mesh`` every spec on a mesh.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KERNELS: dict[str, Any] = {
     "aten.new_empty_strided.default": lambda x, size, _: x.new_zeros(size),
     "aten.new_empty.default": torch.ops.aten.new_zeros.default,
 }
-"""Stand-ins for operators whose result is undefined, or that have no kernel on the CPU."""
+"""Replacements for operators whose result is undefined or that have no CPU kernel."""
 
 
 def find(op: str) -> Any:
@@ -68,7 +68,7 @@ def as_outputs(value: Any) -> tuple[Any, ...]:
 
 
 class EagerContext:
-    """A ``LocalContext`` that runs what is emitted, for the rank at ``coordinate``."""
+    """A ``LocalContext`` that runs emitted operators at once, for the rank at ``coordinate``."""
 
     def __init__(self, call: Call, spec: OpSpec, shards: list[torch.Tensor], mesh: Sequence[int], coordinate: Sequence[int]):
         self.call, self.inputs, self.outputs = call, spec.inputs, spec.outputs
@@ -98,7 +98,7 @@ class EagerContext:
 
 
 def run_spec(call: Call, tensors: list[torch.Tensor], spec: OpSpec, mesh: tuple[int, ...]) -> list[Any]:
-    """The outputs put together from what every rank computed from its shards."""
+    """Runs ``spec`` on every rank, and assembles whole outputs from the results."""
     pieces = [_distribute(t, layout, mesh) for t, layout in zip(tensors, spec.inputs, strict=True)]
     results = {c: _run_rank(call, spec, [p[c] for p in pieces], mesh, c) for c in _coordinates(mesh)}
     return [
@@ -112,7 +112,7 @@ def _coordinates(mesh: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _run_rank(call: Call, spec: OpSpec, shards: list[torch.Tensor], mesh: tuple[int, ...], coordinate: tuple[int, ...]) -> tuple[Any, ...]:
-    """An empty shard never runs the operator: its outputs are empty, or the identity of what is pending."""
+    """A rank with an empty shard does not run the operator: its outputs are empty, or the identity of the pending reduction."""
     ctx = EagerContext(call, spec, shards, mesh, coordinate)
     shapes = [None if o is None else ctx.output_shape(i) for i, o in enumerate(call.outputs)]
     lost = any(s.numel() == 0 and math.prod(o.shape) for s, o in zip(shards, call.operands, strict=True))
@@ -134,7 +134,7 @@ def _identity(meta: Any, shape: Any, layout: Layout) -> Any:
 
 
 def identity(op: str, dtype: torch.dtype) -> Any:
-    """The value that leaves a reduction as it is."""
+    """The identity element of a reduction."""
     if op in ("sum", "avg"):
         return 0
     if op == "product":
@@ -146,7 +146,7 @@ def identity(op: str, dtype: torch.dtype) -> Any:
 
 
 def _distribute(t: torch.Tensor, layout: Layout, mesh: tuple[int, ...]) -> dict[tuple[int, ...], torch.Tensor]:
-    """Shards by rank; a pending reduction is spread over the ranks of its axis, in different values."""
+    """The shard of each rank. A pending reduction is split into different parts on the ranks of its axis."""
     parts: dict[tuple[int, ...], torch.Tensor] = {(): t}
     for axis, placement in enumerate(layout):
         n = mesh[axis]
@@ -161,13 +161,13 @@ def _distribute(t: torch.Tensor, layout: Layout, mesh: tuple[int, ...]) -> dict[
 
 
 def scattered(t: torch.Tensor) -> torch.Tensor:
-    """The same values in memory in another order and with gaps: what a rank holds may be part of something, or a transpose."""
+    """The same values with other strides and gaps, because a shard may be a view or a transpose."""
     room = t.new_zeros((*reversed(t.shape), 2))[..., 0]
     return room.permute(*reversed(range(t.ndim))).copy_(t) if t.ndim else t.clone()
 
 
 def spread(t: torch.Tensor, op: str, n: int) -> list[torch.Tensor]:
-    """``n`` tensors whose reduction is ``t``, every element dealt to the ranks in an order of its own."""
+    """``n`` tensors whose reduction is ``t``; the parts of each element are in random order."""
     generator = torch.Generator().manual_seed(7)
     parts = torch.stack((_real_parts if t.dtype.is_floating_point or t.dtype.is_complex else _whole_parts)(t, op, n, generator))
     order = torch.rand(parts.shape, generator=generator).argsort(0)
@@ -175,7 +175,7 @@ def spread(t: torch.Tensor, op: str, n: int) -> list[torch.Tensor]:
 
 
 def _real_parts(t: torch.Tensor, op: str, n: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Some parts of an extreme are infinite, as those of empty shards are."""
+    """Parts of real numbers. Some parts of a maximum or minimum are infinite, as those of empty shards are."""
     noise = [(torch.rand(t.shape, generator=generator, dtype=torch.float64) + 0.5).to(t.dtype) for _ in range(n - 1)]
     if op == "sum":
         return [*noise, t - sum(noise)]
@@ -188,7 +188,7 @@ def _real_parts(t: torch.Tensor, op: str, n: int, generator: torch.Generator) ->
 
 
 def _whole_parts(t: torch.Tensor, op: str, n: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Anything between the least and the greatest number; sums and products wrap around, where odd numbers have an inverse."""
+    """Parts of integers, over the whole range of the dtype. Sums and products wrap around; odd numbers have an inverse then."""
     assert op in ("max", "min") or (op in ("sum", "product") and t.dtype != torch.bool), f"{t.dtype} has no {op}"
     noise = [torch.randint(-(2**63), 2**63 - 1, t.shape, generator=generator).to(t.dtype) for _ in range(n - 1)]
     if t.dtype == torch.bool:
@@ -202,12 +202,12 @@ def _whole_parts(t: torch.Tensor, op: str, n: int, generator: torch.Generator) -
 
 
 def _inverse(odd: torch.Tensor) -> torch.Tensor:
-    """The number whose product with ``odd`` wraps around to 1: right in three bits at first, then in twice as many each time."""
+    """The inverse of ``odd`` modulo 2**64, by Newton's method: ``odd`` itself has three right bits, and each step doubles them."""
     return functools.reduce(lambda x, _: x * (2 - odd * x), range(5), odd)
 
 
 def assemble(parts: dict[tuple[int, ...], torch.Tensor], shape: Sequence[int], layout: Layout, mesh: tuple[int, ...]) -> torch.Tensor:
-    """The whole tensor from its shards; replicas must agree."""
+    """The whole tensor from its shards. Replicas must agree."""
     for axis in reversed(range(len(mesh))):
         groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
         for c, p in parts.items():
@@ -232,7 +232,7 @@ def _merge(pieces: list[torch.Tensor], placement: Any) -> torch.Tensor:
 
 
 def check_mesh(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, mesh: tuple[int, ...] = (2, 2)) -> list[OpSpec]:
-    """Runs every spec of ``op`` on ``mesh`` and compares with the whole operator; the specs."""
+    """Runs every spec of ``op`` on ``mesh`` and compares with the unsharded operator. Returns the specs."""
     whole = as_outputs(find(op)(*args, **(kwargs or {})))
     call, tensors = call_for(op, args, kwargs or {}, whole)
     strategy = op_strategy(call, Mesh({f"a{i}": n for i, n in enumerate(mesh)}))
@@ -249,5 +249,5 @@ def check_mesh(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = Non
 
 
 def check(op: str, *args: Any, **kwargs: Any) -> set[str]:
-    """Every option of one axis on 2, 3 and 4 ranks; the specs that were offered, as text."""
+    """Checks every option of one axis on 2, 3 and 4 ranks. Returns all specs as text."""
     return {str(s) for n in RANKS for s in check_mesh(op, args, kwargs, (n,))}

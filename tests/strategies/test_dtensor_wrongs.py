@@ -1,7 +1,7 @@
-"""Where DTensor 2.13 answers wrongly or not at all (measured on two gloo ranks): here the same sharded inputs give what one device gives.
+"""Operators for which DTensor of torch 2.13 is wrong or fails, measured on two gloo ranks: fxshard gives the results of one device.
 
-Each case is traced with its backward, planned with its inputs as DTensor had them, simulated on 2 and 3 ranks and compared
-with eager torch in float64. The cases' functions take the module (for weights and constants) and the inputs.
+Each case is traced with its backward, planned with the input layouts of the DTensor run, simulated on 2 and 3 ranks, and compared
+with eager torch in float64.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ X = real(4, 6)
 def run(
     function: Callable[..., Any], args: tuple[torch.Tensor, ...], layouts: str, mesh: Mapping[str, int], **asked: Any
 ) -> tuple[ShardingPlan, Simulation]:
-    """``layouts``: of the inputs, by commas."""
+    """Plans and simulates ``function``. ``layouts``: of the inputs, separated by commas; ``asked``: other options of the plan."""
     model = Function(lambda _, *a: function(*a))
     graph = trace(model, args)
     plan = plan_graph(graph, Mesh(mesh), Request(input_layouts=tuple(layouts.split(",")), **asked))
@@ -83,7 +83,7 @@ def test_equals_one_device(name: str, ranks: int) -> None:
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
-def test_filling_what_is_pending() -> None:
+def test_filling_a_pending_tensor() -> None:
     def fill(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x @ w).fill_(2) + x.sum() * 0
 
@@ -94,12 +94,12 @@ def test_filling_what_is_pending() -> None:
 def test_dropout_draws_one_mask_however_it_is_sharded() -> None:
     runs = [run(lambda x: F.dropout(x, 0.5), (X,), layout, {"a": n})[1] for layout, n in (("R", 1), ("S(0)", 2), ("S(1)", 3), ("R", 2))]
     first = runs[0]
-    assert not torch.equal(first.outputs[:2] == 0, first.outputs[2:] == 0), "shards draw masks of their own"
+    assert not torch.equal(first.outputs[:2] == 0, first.outputs[2:] == 0), "rows have different masks"
     for other in runs[1:]:
         assert torch.equal(other.outputs, first.outputs) and torch.equal(other.grads["args[0]"], first.grads["args[0]"])
 
 
-def test_numbers_drawn_are_those_of_one_device() -> None:
+def test_random_numbers_are_those_of_one_device() -> None:
     asked = [("R", {"a": 1}), ("S(0)", {"a": 2}), ("S(1)", {"a": 2}), ("S(1)S(0)", {"a": 2, "b": 2})]
     drawn = [
         run(lambda x: x + torch.randn(4, 6, dtype=x.dtype), (X,), layout, mesh, output_layouts=layout)[1].outputs for layout, mesh in asked
@@ -107,17 +107,17 @@ def test_numbers_drawn_are_those_of_one_device() -> None:
     assert all(torch.equal(d, drawn[0]) for d in drawn) and not torch.equal(drawn[0], X)
 
 
-def moves(source: str, target: str, mesh: Mapping[str, int]) -> list[tuple[str, str]]:
-    """(kind, axis) of the collectives between two layouts, in the forward."""
+def collectives(source: str, target: str, mesh: Mapping[str, int]) -> list[tuple[str, str]]:
+    """(kind, axis) of the collectives from layout ``source`` to ``target``."""
     plan, result = run(lambda x: x * 2, (real(8, 12, grad=False),), source, mesh, output_layouts=target)
     torch.testing.assert_close(result.outputs, real(8, 12) * 2, rtol=1e-9, atol=0)
     return [(c.kind, c.axis) for c in plan.collectives]
 
 
 def test_from_one_dim_to_another_is_an_all_to_all() -> None:
-    assert moves("S(0)", "S(1)", {"a": 2}) == [("all_to_all", "a")]
+    assert collectives("S(0)", "S(1)", {"a": 2}) == [("all_to_all", "a")]
 
 
-def test_two_axes_move_without_gathering_the_whole() -> None:
-    """Nothing is gathered at all: the outer axis goes first."""
-    assert moves("S(0)S(0)", "S(1)S(1)", {"a": 2, "b": 2}) == [("all_to_all", "a"), ("all_to_all", "b")]
+def test_two_axes_move_without_a_gather() -> None:
+    """The outer axis moves first."""
+    assert collectives("S(0)S(0)", "S(1)S(1)", {"a": 2, "b": 2}) == [("all_to_all", "a"), ("all_to_all", "b")]

@@ -1,4 +1,4 @@
-"""Measuring a program: what it cannot run on is an error that says what, where and what to do."""
+"""Measuring a program on wrong values is an error with a remedy."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def test_wrong_program_and_rank(program: fxshard.ShardedProgram) -> None:
         measure_allocated(program, values, compiler="nvcc")
 
 
-def test_values_are_made(program: fxshard.ShardedProgram) -> None:
+def test_program_values_can_be_measured(program: fxshard.ShardedProgram) -> None:
     model = torch.nn.Linear(4, 4)
     assert measure_memory(program, program_values(program, model, (X,))).peak > 4 * 16

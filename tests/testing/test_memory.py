@@ -1,4 +1,4 @@
-"""What the recorder of storages counts: known cases, and the CPU's allocator as the profiler sees it."""
+"""MemoryRecorder: known cases, and against the CPU allocator as the profiler sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ K = 1000 * 4
 """Bytes of a thousand float32."""
 
 
-def test_what_is_given_is_there_from_the_start_and_views_count_once() -> None:
+def test_given_tensors_count_from_the_start_and_views_count_once() -> None:
     x = torch.ones(1000)
     with MemoryRecorder([x, x.view(10, 100)]) as recorder:
         assert recorder.alive == K
@@ -38,13 +38,13 @@ def test_a_storage_dies_with_its_last_view() -> None:
         assert recorder.alive == 0 and recorder.peak == K
 
 
-def test_what_autograd_keeps_is_alive() -> None:
+def test_tensors_saved_by_autograd_are_alive() -> None:
     w = torch.ones(1000, requires_grad=True)
     with MemoryRecorder([w]) as recorder:
         loss = w.exp().sum()
         assert recorder.alive == 2 * K + 4
         loss.backward()
-        assert recorder.alive == 2 * K + 4  # the gradient is there, what exp kept is not
+        assert recorder.alive == 2 * K + 4  # the gradient is alive, the tensor saved by exp is not
         assert w.grad is not None
 
 
@@ -55,7 +55,7 @@ def test_a_storage_that_grows() -> None:
         assert recorder.alive == 2 * K
 
 
-def conv() -> nn.Module:
+def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 16), nn.LayerNorm(16))
 
 
@@ -63,9 +63,9 @@ def attention() -> nn.Module:
     return nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True)
 
 
-@pytest.mark.parametrize("make", [conv, attention])
-def test_as_the_allocator(make: Callable[[], nn.Module]) -> None:
-    """Up to what kernels take for themselves, which only the allocator sees."""
+@pytest.mark.parametrize("make", [perceptron, attention])
+def test_the_peak_is_that_of_the_allocator(make: Callable[[], nn.Module]) -> None:
+    """Except for workspaces of kernels, which only the allocator sees."""
     torch.manual_seed(0)
     model, x = make(), torch.randn(4, 32, 64)
 
@@ -87,8 +87,8 @@ def test_as_the_allocator(make: Callable[[], nn.Module]) -> None:
     assert recorder.peak == pytest.approx(truth, rel=0.03)
 
 
-def test_a_rank_alone() -> None:
-    """Shapes of a real mesh, numbers of one on which all ranks hold the same, storages of their own but for what is waited for."""
+def test_collectives_of_a_single_rank() -> None:
+    """They have the shapes of a real mesh, the values as if all ranks held the same, and new storages; a wait shares storage."""
     c10d = torch.ops._c10d_functional
     x = torch.arange(8.0).view(4, 2)
     with SingleRankCollectives():

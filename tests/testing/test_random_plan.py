@@ -1,4 +1,4 @@
-"""Random plans are legal and reach all that the rules offer; the comparison with one device sees small errors."""
+"""Random plans are legal and reach every spec that rules offer; the comparison with one device finds small errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_random_plans_compute_what_one_device_does(train: bool, seed: int) -> No
     assert_equal_to_one_device(fxshard.simulate(model, args, plan), one_device(model, args, train=train))
 
 
-def test_the_reference_leaves_the_model_alone() -> None:
+def test_the_reference_does_not_change_the_model() -> None:
     model, args = case()
     before = copy.deepcopy(model.state_dict())
     reference = one_device(model, args)
@@ -55,7 +55,7 @@ def test_the_reference_leaves_the_model_alone() -> None:
 
 
 @pytest.mark.parametrize("part", ["outputs", "grads", "mutations"])
-def test_an_error_in_the_ninth_digit_is_seen(part: str) -> None:
+def test_an_error_in_the_ninth_digit_is_found(part: str) -> None:
     model, args = case()
     result, reference = fxshard.simulate(model, args, mesh=MESH), one_device(model, args)
     assert_equal_to_one_device(result, reference)
@@ -75,7 +75,7 @@ def test_an_error_in_the_ninth_digit_is_seen(part: str) -> None:
         ("mutations", "1.running_mean", r"no new value for buffers \['1.running_mean'\]"),
     ],
 )
-def test_what_is_missing_is_seen(part: str, name: str, what: str) -> None:
+def test_missing_gradients_and_buffers_are_found(part: str, name: str, what: str) -> None:
     model, args = case()
     result = fxshard.simulate(model, args, mesh=MESH)
     del getattr(result, part)[name]
@@ -83,7 +83,7 @@ def test_what_is_missing_is_seen(part: str, name: str, what: str) -> None:
         assert_equal_to_one_device(result, one_device(model, args))
 
 
-def test_buffers_that_stay_as_they_are_need_not_come_back() -> None:
+def test_unchanged_buffers_need_not_be_returned() -> None:
     model, args = case()
     model.eval()
     result, reference = fxshard.simulate(model, args, mesh=MESH), one_device(model, args)

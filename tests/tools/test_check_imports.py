@@ -1,3 +1,5 @@
+"""tools/check_imports.py: the imports that it accepts, and those that it reports."""
+
 from __future__ import annotations
 
 from pathlib import Path

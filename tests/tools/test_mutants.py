@@ -1,4 +1,4 @@
-"""Mutants: each changes one place, still parses, and is caught or survives as its tests say."""
+"""Mutants: each changes one place of the source, still parses, and is caught or survives depending on the tests."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def texts() -> list[tuple[str, str]]:
         ("statement left out", 'print("é", total) -> pass'),
     ],
 )
-def test_a_place_and_what_becomes_of_it(expected: tuple[str, str]) -> None:
+def test_mutants_of_each_kind(expected: tuple[str, str]) -> None:
     assert expected in texts()
 
 
-def test_words_and_errors_are_left_alone() -> None:
+def test_docstrings_annotations_and_errors_are_not_mutated() -> None:
     assert not any(text.startswith(("a + 1", "1 + 1", "int ", "ValueError")) for _, text in texts())
 
 
@@ -59,7 +59,7 @@ def test_every_mutant_of_a_room_parses_and_differs() -> None:
             assert ast.dump(ast.parse(one.apply(source))) != plain, one
 
 
-def test_a_seed_draws_the_same_places() -> None:
+def test_a_seed_gives_the_same_mutants() -> None:
     some = drawn(ROOT, ROOMS, 30, 0)
     assert some == drawn(ROOT, ROOMS, 30, 0) != drawn(ROOT, ROOMS, 30, 1) and len(set(some)) == 30
 
@@ -70,7 +70,7 @@ def test_tests_of_the_same_name_come_first() -> None:
 
 
 @pytest.mark.parametrize(("test", "caught"), [("assert f() == 2", True), ("assert f() >= 0", False)])
-def test_a_test_that_looks_catches_it(test: str, caught: bool, tmp_path: Path) -> None:
+def test_a_precise_test_catches_a_mutant(test: str, caught: bool, tmp_path: Path) -> None:
     source = "def f():\n    return 1 + 1\n"
     (tmp_path / "fxshard").mkdir()
     (tmp_path / "fxshard" / "sums.py").write_text(source)
@@ -82,7 +82,7 @@ def test_a_test_that_looks_catches_it(test: str, caught: bool, tmp_path: Path) -
     assert isinstance(mutant, Mutant)
 
 
-def test_a_test_that_fails_anyway_tells_nothing(tmp_path: Path) -> None:
+def test_a_test_that_fails_without_the_mutant_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "fxshard").mkdir()
     (tmp_path / "fxshard" / "sums.py").write_text("ONE = 1\n")
     (tmp_path / "tests").mkdir()

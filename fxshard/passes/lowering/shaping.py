@@ -26,7 +26,14 @@ def pad_to(local: LocalGraph, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 def padded(local: LocalGraph, x: fx.Node, amounts: Sequence[int], value: float) -> fx.Node:
     """``constant_pad_nd``; of a dense copy if all amounts may be 0: then torch's kernel keeps the strides of ``x``, while the value in the
-    graph is dense at all sizes."""
+    graph is dense at all sizes.
+
+    Bools are padded as bytes: Inductor (2.13) writes C++ that does not compile for the padding of bools that were computed from bytes and
+    indexed.
+    """
+    if x.meta["val"].dtype == torch.bool:
+        as_bytes = local.emit(aten._to_copy.default, x, dtype=torch.uint8)
+        return local.emit(aten._to_copy.default, padded(local, as_bytes, amounts, int(value)), dtype=torch.bool)
     if not any(surely(amount > 0) for amount in amounts):
         x = contiguous(local, x)
     return local.emit(aten.constant_pad_nd.default, x, list(amounts), value)

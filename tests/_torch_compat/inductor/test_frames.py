@@ -1,4 +1,4 @@
-"""What Inductor made is called without torch's frames around it, and goes through them wherever they do something."""
+"""Compiled graphs are called without torch's wrapper frames, except where these frames do something."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compiled_graph() -> Any:
 
 
 def misaligned(*size: int) -> Tensor:
-    """It starts 4 bytes behind a multiple of 64."""
+    """A tensor that starts 4 bytes after a multiple of 64."""
     values = torch.randn(torch.Size(size).numel() + 1)[1:].view(size)
     assert values.data_ptr() % 16
     return values
@@ -44,18 +44,18 @@ def test_the_same_numbers_without_the_frames(monkeypatch: pytest.MonkeyPatch) ->
     run = without_frames(compiled_graph())
 
     def refused(self: Any, inputs: Any) -> Any:
-        raise AssertionError("the frames were there")
+        raise AssertionError("the wrapper frames were called")
 
     monkeypatch.setattr(CompiledFxGraph, "__call__", refused)
     for make in (torch.randn, misaligned):
         x, y = make(4, 4), make(4, 4)
         inputs = [x, y]
         torch.testing.assert_close(run(inputs)[0], doubled(x, y)[0])
-        assert inputs == []  # each lives no longer than it is needed
+        assert inputs == []  # so that no input lives longer than needed
 
 
 def test_the_compiled_graph_lives_as_long_as_its_code() -> None:
-    """When it goes it takes the partitions of its code along."""
+    """Freeing the graph would free the partitions of its code."""
     made = compiled_graph()
     run, seen = without_frames(made), weakref.ref(made)
     del made
@@ -67,8 +67,8 @@ def test_the_compiled_graph_lives_as_long_as_its_code() -> None:
     assert seen() is None
 
 
-def test_what_copies_misaligned_inputs_stays() -> None:
-    """torch puts it inside of the frames where an input that may be misaligned is written into: its copy goes back."""
+def test_the_copy_of_misaligned_inputs_stays() -> None:
+    """If code writes to an input that may be misaligned, torch copies it within the frames, and copies the result back."""
     made, seen = compiled_graph(), []
 
     def writing(inputs: list[Tensor]) -> tuple[Tensor]:
@@ -83,7 +83,7 @@ def test_what_copies_misaligned_inputs_stays() -> None:
     assert seen == [0] and torch.equal(x, want)
 
 
-def test_modes_see_one_call_of_compiled_code_where_torch_is_asked_for_it() -> None:
+def test_with_wrapped_regions_modes_see_one_call_of_compiled_code() -> None:
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
@@ -112,14 +112,14 @@ def test_the_profiler_sees_the_graph() -> None:
     assert [e.name for e in found.events() if "CompiledFxGraph" in e.name]
 
 
-def test_a_record_of_graphs_has_it() -> None:
+def test_the_record_of_graph_execution_has_the_graph() -> None:
     run = without_frames(compiled_graph())
     with debug.record_and_log_graph_execution_order():
         run([torch.ones(4, 4), torch.ones(4, 4)])
         assert debug.GRAPH_EXECUTION_ORDER is not None and len(debug.GRAPH_EXECUTION_ORDER) == 1
 
 
-def test_other_devices_and_what_is_no_compiled_graph_stay_as_they_are() -> None:
+def test_other_devices_and_other_callables_are_unchanged() -> None:
     made, plain = compiled_graph(), make_boxed_func(doubled)
     made.device_types = OrderedSet(["cpu", "cuda"])
     assert without_frames(made) is made and without_frames(plain) is plain

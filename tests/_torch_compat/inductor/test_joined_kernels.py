@@ -1,4 +1,4 @@
-"""Kernels of one module are compiled in one file and compute the same; one that does not compile is named by Inductor, as alone."""
+"""The C++ kernels of a module are compiled in one file, with the same results; if one does not compile, Inductor's error names it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TYPES = ["const float*", "float*", "const int64_t"]
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The text of each file that is compiled or found."""
+    """Collects the text of each file that is compiled or found in the cache."""
     texts: list[str] = []
     real = codecache.CppPythonBindingsCodeCache.load_async.__func__
 
@@ -51,7 +51,7 @@ def scale(by: float) -> tuple[list[str], str]:
 
 
 def compiled(*kernels: tuple[list[str], str]) -> list[Callable[..., Any]]:
-    """As a generated module has them compiled."""
+    """Compiles kernels as a generated module does."""
     compiler = AsyncCompile()
     scope = {f"cpp_fused_{i}": compiler.cpp_pybinding(*kernel) for i, kernel in enumerate(kernels)}
     compiler.wait(scope)
@@ -67,7 +67,7 @@ def results(functions: list[Callable[..., Any]]) -> list[torch.Tensor]:
     return [*outs, flags]
 
 
-def test_many_in_a_file_compute_what_each_alone_does(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_in_one_file_compute_what_each_alone_does(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [scale(0.1), scale(-7.25), scale(1e-30), (["bool*"], INCLUDE + FLAGS)]
     alone = results(compiled(*kernels))
     assert len(loaded) == 4
@@ -78,13 +78,13 @@ def test_many_in_a_file_compute_what_each_alone_does(loaded: list[str], monkeypa
     monkeypatch.setattr(joined, "MOST", 3)
     with joined_kernels():
         cut = results(compiled(*kernels))
-    assert len(loaded) == 3 and loaded[2].count('extern "C"') == 1, "three in a file, the last in one of its own, as Inductor makes it"
+    assert len(loaded) == 3 and loaded[2].count('extern "C"') == 1, "three in one file; the last is alone, in a file as Inductor writes it"
     assert alone[0].tolist() == (torch.linspace(-3, 3, 7) * 0.1).tolist() and alone[3].tolist() == [False, True, False, False]
     for one, two, three in zip(alone, together, cut, strict=True):
         assert torch.equal(one, two) and torch.equal(one, three)
 
 
-def test_one_that_does_not_compile_is_named(loaded: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_does_not_compile_is_named(loaded: list[str], caplog: pytest.LogCaptureFixture) -> None:
     broken = TYPES, INCLUDE + SCALE.replace("FACTOR", "no_such_name")
     assert stands_alone(broken[1])
     with joined_kernels(), caplog.at_level(logging.WARNING, "fxshard"), pytest.raises(CppCompileError, match="no_such_name"):
@@ -105,12 +105,12 @@ def test_one_that_does_not_compile_is_named(loaded: list[str], caplog: pytest.Lo
         INCLUDE + SCALE.rstrip().removesuffix("}"),
     ],
 )
-def test_what_may_not_stand_beside_others_stays_alone(source: str) -> None:
+def test_sources_that_cannot_be_joined_are_recognised(source: str) -> None:
     assert not stands_alone(source)
     assert stands_alone(INCLUDE + SCALE) and stands_alone("\n" + INCLUDE + FLAGS)
 
 
-def test_another_text_of_inductor_is_left_alone(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_joined_if_inductors_template_is_unknown(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "_template", lambda: None)
     with joined_kernels():
         results(compiled(scale(0.1), scale(0.2), (["bool*"], INCLUDE + FLAGS)))

@@ -1,4 +1,4 @@
-"""Code that Inductor made is loaded without importing what makes code; what stands in for it is the same functions."""
+"""Generated code loads without importing Inductor's code generation; the replacements are the same functions."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ except AttributeError:
 """
 
 
-def test_a_module_is_loaded_without_what_makes_code(tmp_path: Path) -> None:
+def test_a_module_loads_without_code_generation(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(MODULE)
     ran = subprocess.run([sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, timeout=240)
     assert ran.stdout == "done\n", ran.stderr
 
 
-def test_what_is_replaced_is_put_back(tmp_path: Path) -> None:
+def test_replaced_functions_are_restored(tmp_path: Path) -> None:
     from torch._inductor import codecache
 
     from fxshard._torch_compat.inductor.light_imports import light_imports

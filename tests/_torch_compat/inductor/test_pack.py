@@ -1,4 +1,4 @@
-"""What is flattened and joined is computed where it lies in the joined tensor, unless somebody else reads it."""
+"""``pack``: parts of a concatenation of flattened tensors are computed in place in the result, unless something else reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIDE = 256
 
 
 def products(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    """Two products of SIDE squared, a sum over rows, and a view of a third product, one behind the other."""
+    """A concatenation of two products of SIDE squared, a sum over rows, and a view of a third product."""
     return (torch.cat([(a @ b).reshape(-1), c.sum(0).reshape(-1), (b @ a).view(4, -1).reshape(-1), (a @ c).view(-1)]),)
 
 
@@ -48,7 +48,7 @@ def squares() -> list[Tensor]:
 
 
 def parts_of(module: fx.GraphModule) -> list[str]:
-    """What each ``pack`` of the graph is given, by the operator that makes it."""
+    """The operators that compute the parts of each ``pack`` in the graph."""
     pack_in_place(module.graph)
     nodes = module.graph.find_nodes(op="call_function", target=torch.ops.fxshard.pack.default)
     return [str(part.target) for node in nodes for part in node.args[0]]
@@ -56,16 +56,16 @@ def parts_of(module: fx.GraphModule) -> list[str]:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4))
-def test_parts_one_behind_another(shapes: list[list[int]]) -> None:
+def test_pack_concatenates_flattened_parts(shapes: list[list[int]]) -> None:
     parts = [torch.randn(shape).t() if len(shape) == 2 else torch.randn(shape) for shape in shapes]
     assert torch.equal(pack(parts), torch.cat([part.flatten() for part in parts]))
 
 
-def test_products_are_what_is_packed() -> None:
+def test_products_are_packed() -> None:
     assert parts_of(traced(products, *squares())) == ["aten.mm.default", "aten.sum.dim_IntList", "aten.mm.default", "aten.mm.default"]
 
 
-def test_what_is_not_flat_stays_joined() -> None:
+def test_concatenations_of_other_shapes_or_dtypes_stay() -> None:
     def joined(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         wide = torch.cat([(a @ b).reshape(4, -1), b.reshape(4, -1)])
         return wide, torch.cat([a.reshape(-1), b.reshape(-1).float()])
@@ -76,7 +76,7 @@ def test_what_is_not_flat_stays_joined() -> None:
 
 
 def odd_parts(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """Given, of operators with several results, of kernels that lay out their results themselves, one twice, none, and alone."""
+    """Parts: inputs, results of operators with several, of kernels that choose their strides, one twice, an empty one, a single one."""
     variance, mean = torch.var_mean(a, 1)
     left, right = (a @ b).split(128)
     image = torch.nn.functional.conv2d(a.view(1, 1, SIDE, SIDE), b[:3, :3].reshape(1, 1, 3, 3))
@@ -91,7 +91,7 @@ def test_parts_of_all_kinds() -> None:
 
 
 def allocated(run: Callable[[], object], path: Path) -> int:
-    """Bytes that torch's allocator gave out meanwhile."""
+    """Bytes that torch allocates during ``run()``."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     recorded.export_chrome_trace(str(path))
@@ -101,7 +101,7 @@ def allocated(run: Callable[[], object], path: Path) -> int:
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_nothing_is_copied(copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is allocated is the joined tensor; without ``pack`` the three products too."""
+    """Only the result is allocated; without ``pack`` the three products are, too."""
     if copied:
         monkeypatch.setattr(packing, "pack_in_place", lambda graph: None)
     inputs, module = squares(), traced(products, *squares())
@@ -114,9 +114,9 @@ def test_nothing_is_copied(copied: bool, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def read_around_a_reduction() -> None:
-    """What is reduced with others in place, and read before and after by somebody else: its own values, not the sums.
+    """A part of an in-place all-reduce that others read before and after it has its own values, not the sums.
 
-    A product, another through a copy that Inductor takes for nothing, and a vector, which is flat already.
+    The parts are a product, one through a copy that Inductor removes, and a vector, which is flat already.
     """
     group = dist.group.WORLD
     assert group is not None
@@ -137,6 +137,6 @@ def read_around_a_reduction() -> None:
 
 
 @pytest.mark.distributed
-def test_a_reduction_in_place_changes_nothing_that_is_read(tmp_path: Path) -> None:
+def test_a_reduction_in_place_changes_no_value_that_is_read(tmp_path: Path) -> None:
     said = run_scenarios({"read": read_around_a_reduction}, 2, tmp_path)
     assert said == {"read": ""}, said["read"]

@@ -1,4 +1,4 @@
-"""Expressions computed in whole numbers: what sympy makes of them, and nothing where sympy's other numbers would be needed."""
+"""Expressions evaluated in Python integers: the value that sympy gives, or None if it needs other numbers of sympy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONDITIONS: tuple[sympy.Basic, ...] = (
 
 
 @pytest.mark.parametrize("expr", [*NUMBERS, *CONDITIONS], ids=str)
-def test_as_sympy_computes_it(expr: sympy.Basic) -> None:
+def test_the_value_is_that_of_sympy(expr: sympy.Basic) -> None:
     for n in range(1, 9):
         for k in range(1, 6):
             values = {N: sympy.Integer(n), K: sympy.Integer(k)}

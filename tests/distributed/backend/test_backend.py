@@ -1,4 +1,4 @@
-"""torch.compile(backend="fxshard") on two gloo ranks against one device: plain and DTensor parameters, each in its own scenario."""
+"""torch.compile(backend="fxshard") on two gloo ranks gives the numbers of one device, with plain parameters and with DTensors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def train_both(
 ) -> None:
     """Three steps of SGD each; losses, gradients, parameters and buffers agree. ``same`` is ``step`` on one device.
 
-    A gradient that is zero but for rounding, as that of a bias before a batch norm, is held against the greatest one; so is what it moves.
+    Some gradients are zero up to rounding, such as that of a bias before a batch norm: their tolerance, and that of the parameters
+    they update, is relative to the largest gradient.
     """
     ours, theirs = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(reference.parameters(), 0.1)
     for _ in range(3):
@@ -101,7 +102,7 @@ class Rich(nn.Module):
 
 
 class Broken(nn.Module):
-    """Two graphs; the second one gets an activation, and returns a view of it."""
+    """A graph break: the second graph gets an activation of the first, and returns a view of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ def mlp_inductor() -> None:
 
 
 def llama_loss_inside() -> None:
-    """Through Inductor it is tested at several lengths, in test_backend_sizes.py."""
+    """The model computes the loss. test_backend_sizes.py tests it through Inductor, at several lengths."""
     model, tokens, targets = Llama.small(layers=1), torch.randint(0, 256, (4, 16)), torch.randint(0, 256, (4, 16))
     train_both(model, sharded(model), copy.deepcopy(model), lambda m: m(tokens, targets))
 
@@ -130,7 +131,7 @@ def llama_loss_outside() -> None:
 
 
 def work_is_shared() -> None:
-    """The computation is cut though parameters are whole; a plan made without processes gives the same program."""
+    """The computation is sharded although parameters are replicated; a plan that the user made gives the same program."""
     made: list[Any] = []
     compile_program = backend.compile_program
     backend.compile_program = lambda bound, *how: made.append(bound.program) or compile_program(bound, *how)
@@ -194,7 +195,7 @@ def evaluate_and_train_again() -> None:
 
 
 def other_shapes() -> None:
-    """Static, and as Dynamo generalises sizes and numbers by itself."""
+    """Sizes that change: with static shapes, with Dynamo's automatic dynamic shapes, and dynamic from the start."""
     for dynamic in (False, None, True):
         model = MLP()
         reference, compiled = copy.deepcopy(model), sharded(model, dynamic=dynamic)
@@ -255,7 +256,7 @@ def mlp_dtensor() -> None:
 
 
 def mlp_dtensor_uneven() -> None:
-    """All sharded on dim 0, a batch of 5 too; then other sizes."""
+    """Parameters and inputs are sharded on dim 0: first a batch of 5, then other sizes."""
     model = MLP()
     reference, compiled = copy.deepcopy(model), sharded(model)
     distributed_parameters(model, lambda name: [Shard(0)])
@@ -266,7 +267,7 @@ def mlp_dtensor_uneven() -> None:
 
 
 def mlp_own_batches() -> None:
-    """Each rank's own half of the batch, parameters replicated DTensors: data parallel."""
+    """Data parallelism: each rank has its own half of the batch, and parameters are replicated DTensors."""
     model = MLP()
     reference, values = copy.deepcopy(model), torch.randn(8, 16)
     distributed_parameters(model, lambda name: [Replicate()])
@@ -301,7 +302,7 @@ def llama_dtensor() -> None:
 
 
 def fsdp() -> None:
-    """Modules that fully_shard manages: it gathers whole parameters and scatters whole gradients, of the same batch on each rank."""
+    """Modules that fully_shard manages: FSDP gathers parameters and scatters gradients; all ranks have the same batch."""
     for parts in (["up", "down", ""], [""]):
         model, x = MLP(), torch.randn(8, 16)
         reference = copy.deepcopy(model)
@@ -326,7 +327,7 @@ def error_of(kind: type[FxshardError], call: Callable[[], Any]) -> str:
 
 
 def errors() -> None:
-    """Bad input is an error on both ranks, at once, as it was raised."""
+    """Bad input raises an error on both ranks at once, and Dynamo does not wrap it."""
     rank, x = mesh_of_two().get_local_rank(), torch.randn(8, 16)
     said = error_of(RunError, lambda: sharded(MLP())(x + rank))
     assert "the value of x: rank 0: checksum " in said and "local_batch" in said

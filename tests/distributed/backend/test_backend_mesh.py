@@ -1,4 +1,4 @@
-"""The backend without the option mesh on two gloo ranks, and calls of all kinds there: values beside one device."""
+"""The backend without the option ``mesh``, on two gloo ranks: calls of many kinds give the numbers of one device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compiled(function: Any, compiler: str = "eager", **options: Any) -> Any:
 
 
 def programs(step: Any) -> list[Any]:
-    """The programs that are made in ``step()``."""
+    """The programs that the backend makes during ``step()``."""
     made: list[Any] = []
     original = backend.compile_program
     backend.compile_program = lambda bound, *how: made.append(bound.program) or original(bound, *how)
@@ -37,15 +37,15 @@ def programs(step: Any) -> list[Any]:
 
 
 def default_group() -> None:
-    """One axis, "world": a training step through Inductor, with the work shared."""
+    """The default group is a mesh with one axis, "world": a training step through Inductor, with sharded computation."""
     model, x = MLP(), torch.randn(8, 16)
     function = compiled(model, "inductor", pins={"einsum": "S(0)"})
     made = programs(lambda: train_both(model, function, copy.deepcopy(model), lambda m: m(x).pow(2).mean()))
     assert [str(p.mesh) for p in made] == ["world=2"] and made[0].collectives
 
 
-def ambient() -> None:
-    """Its axes are those that constraints name; the numbers are those of one device on each mesh."""
+def mesh_of_a_with_block() -> None:
+    """The program has the axes of the mesh in whose ``with`` block it is called; its numbers are those of one device."""
     model, x = MLP(), torch.randn(8, 16)
     function = compiled(model)
     made = []
@@ -55,7 +55,8 @@ def ambient() -> None:
     assert [str(p.mesh) for p in made] == ["dp=2,tp=1", "pp=1,cp=2"]
 
 
-def of_dtensors() -> None:
+def mesh_of_dtensors() -> None:
+    """The mesh of DTensor parameters, not that of the ``with`` block."""
     model, values = MLP(), torch.randn(8, 16)
     reference = copy.deepcopy(model)
     distributed_parameters(model, megatron)
@@ -66,8 +67,8 @@ def of_dtensors() -> None:
         assert {str(p.mesh) for p in programs(step)} == {"tp=2"}
 
 
-def ranks_on_unlike_meshes() -> None:
-    """A mesh that only one rank is within is an error on both."""
+def ranks_on_different_meshes() -> None:
+    """If only one rank is in the ``with`` block of a mesh, both raise an error."""
     function, mesh = compiled(lambda x: x * 2), init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     with pytest.raises(RunError, match="mesh"):
         if mesh.get_local_rank():
@@ -78,7 +79,7 @@ def ranks_on_unlike_meshes() -> None:
 
 
 def views_and_changes() -> None:
-    """Computed in shards, written where the user holds it; views of both."""
+    """Outputs that are views, and an argument changed in place: what the shards compute is written to the user's tensor."""
 
     def step(x: Tensor, total: Tensor) -> tuple[Tensor, ...]:
         y = x * 2
@@ -119,7 +120,7 @@ def nested() -> None:
 
 
 def second_derivatives() -> None:
-    """Refused, of plain and of DTensor parameters; the first ones come as they should."""
+    """First derivatives are right and second ones are refused, for plain parameters and for DTensors."""
     for layouts in (None, lambda name: [Shard(0)]):
         model, values = MLP(), torch.randn(8, 16)
         want = torch.autograd.grad(model(values).square().mean(), list(model.parameters()))
@@ -137,5 +138,12 @@ def second_derivatives() -> None:
 
 
 found, test_two_ranks = two_ranks(
-    default_group, ambient, of_dtensors, ranks_on_unlike_meshes, views_and_changes, from_another_thread, nested, second_derivatives
+    default_group,
+    mesh_of_a_with_block,
+    mesh_of_dtensors,
+    ranks_on_different_meshes,
+    views_and_changes,
+    from_another_thread,
+    nested,
+    second_derivatives,
 )

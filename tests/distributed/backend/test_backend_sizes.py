@@ -1,4 +1,4 @@
-"""The backend of torch.compile at any sizes, on two ranks: like one device at each, and compiled no more often than is claimed."""
+"""The torch.compile backend with changing sizes, on two ranks: the numbers of one device, and no more programs than documented."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def compiled(model: Any, dynamic: bool | None = None, **others: Any) -> Any:
 
 
 def by_rows() -> dict[str, Any]:
-    """The options that cut rows, so that not every number of them will do."""
+    """Options that shard rows, so that a program for even sizes does not serve every number of rows."""
     return {"constraints": [fxshard.Pin("up", "S(0)")]}
 
 
 @contextmanager
 def counted() -> Any:
-    """The programs that the backend compiles meanwhile."""
+    """Collects the programs that the backend compiles inside the ``with`` block."""
     made: list[Any] = []
     compile_program = backend.compile_program
     backend.compile_program = lambda bound, *how: made.append(bound.program) or compile_program(bound, *how)
@@ -64,7 +64,7 @@ def whole(value: Tensor) -> Tensor:
 def same(
     model: Any, single: Any, args: Sequence[Any], parameters: Sequence[Any], *, alone: Sequence[Any] = (), tolerance: float = 1e-9
 ) -> None:
-    """Loss and gradients of ``model`` and of ``single``, whose arguments are ``alone`` where they are others."""
+    """Checks loss and gradients of ``model`` against ``single``, which is called with ``alone`` instead of ``args`` where given."""
     ours, theirs = parameters
     have, want = whole(model(*args)), single(*(alone or args))
     torch.testing.assert_close(have, want, rtol=tolerance, atol=tolerance)
@@ -78,7 +78,7 @@ def rows(count: int) -> Tensor:
 
 
 def even_sizes_by_one_program_and_odd_ones_by_another() -> None:
-    """The first size, all even ones, all others; torch captures twice."""
+    """Three programs: for the first size, for all even sizes, for all others. Dynamo captures twice."""
     model = Perceptron().double()
     single, sharded = copy.deepcopy(model), compiled(model, **by_rows())
     counters.clear()
@@ -90,7 +90,7 @@ def even_sizes_by_one_program_and_odd_ones_by_another() -> None:
         assert made[1].collectives and [(one.name, one.unit) for one in made[1].sizes] == [("x_0", 2)]
 
 
-def asked_for_from_the_first() -> None:
+def dynamic_from_the_first_call() -> None:
     model = Perceptron().double()
     single = copy.deepcopy(model)
     for dynamic in (True, None):
@@ -102,7 +102,7 @@ def asked_for_from_the_first() -> None:
             for x in (first, *map(rows, (6, 9, 2, 16, 3, 5, 12))):
                 same(sharded, single, (x,), (model, single))
         assert len(made) == 1
-        same(sharded, single, (rows(1),), (model, single))  # which torch captures for itself
+        same(sharded, single, (rows(1),), (model, single))  # Dynamo captures size 1 separately
     torch._dynamo.reset()
     with counted() as made:
         for count in (4, 6, 4, 8):
@@ -111,7 +111,7 @@ def asked_for_from_the_first() -> None:
 
 
 def two(x: Tensor, y: Tensor, factor: int) -> tuple[Any, ...]:
-    """Rows that are one size in both, columns that are not; an odd dim computed from one; a view; numbers."""
+    """Outputs with sizes computed from the rows of both inputs, such as n + 1; views; a number; a size given as an int."""
     z = torch.tanh(torch.cat([x, x[:1]]) @ y.t()) * factor
     return z, z.flatten(), x.view(-1), x.shape[0] + y.shape[0], torch.zeros(factor, x.shape[0])
 
@@ -152,7 +152,7 @@ def several_graphs() -> None:
 
 
 def dtensors() -> None:
-    """Whole ones as plain tensors; those that are cut where the size is open for one size each, which is said."""
+    """One program serves replicated DTensors of any size. Those sharded on the dynamic dim need a program per size; a log line says so."""
     for placement, programs in ((Replicate(), 1), (Shard(0), 6)):
         torch._dynamo.reset()
         model = Perceptron().double()
@@ -171,7 +171,7 @@ def dtensors() -> None:
 
 
 def ranks_that_saw_other_sizes() -> None:
-    """What Dynamo leaves open on one rank only stays static, which is said; from then on the ranks agree."""
+    """A size that is dynamic on one rank only stays static, and a log line says so; from then on the ranks agree."""
     model = Perceptron().double()
     single, sharded = copy.deepcopy(model), compiled(model)
     with pytest.raises(RunError, match="the shape of x"):
@@ -206,7 +206,7 @@ def lengths_of_a_llama_through_inductor() -> None:
 
 found, test_two_ranks = two_ranks(
     even_sizes_by_one_program_and_odd_ones_by_another,
-    asked_for_from_the_first,
+    dynamic_from_the_first_call,
     shared_sizes_views_and_numbers,
     several_graphs,
     dtensors,

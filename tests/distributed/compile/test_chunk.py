@@ -1,4 +1,4 @@
-"""Products and collectives in pieces on two real ranks: what is issued is what the program says, and gradients are those of one device."""
+"""Chunked products and collectives on two real ranks: they issue what the program lists, and gradients are those of one device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.distributed.scenarios import two_ranks
 
 pytestmark = pytest.mark.distributed
 
-BESIDE = Hardware("beside", {4: 1e9, 8: 1e9}, 1e12, 0.0, 8, Link(1e8, 0.0), Link(1e8, 0.0), overlap=1.0)
-"""Slow links without latency, beside which a device computes as if alone: whatever can be cut is worth it."""
+FULL_OVERLAP = Hardware("full overlap", {4: 1e9, 8: 1e9}, 1e12, 0.0, 8, Link(1e8, 0.0), Link(1e8, 0.0), overlap=1.0)
+"""Slow links without latency, and full overlap of communication with computation: chunking always pays."""
 
 
 def _same(compiler: str, rows: str) -> None:
@@ -27,7 +27,7 @@ def _same(compiler: str, rows: str) -> None:
     alone = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24), nn.LayerNorm(24)).double()
     x = torch.randn(15 if rows == "R" else 16, 24, dtype=torch.float64)
     pins = {"1.weight": "S(0)", "3.weight": "S(1)", "0": rows, "3": rows, "4": rows}
-    plan = fxshard.plan(alone, (x,), Mesh({"tp": 2}, hardware=BESIDE), input_layouts="R", output_layouts="R", pins=pins)
+    plan = fxshard.plan(alone, (x,), Mesh({"tp": 2}, hardware=FULL_OVERLAP), input_layouts="R", output_layouts="R", pins=pins)
     model = copy.deepcopy(alone)
     fxshard.parallelize(model, (x,), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), plan, compiler=compiler)
     alone(x).square().sum().backward()

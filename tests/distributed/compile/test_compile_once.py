@@ -1,4 +1,4 @@
-"""Two ranks that compile one graph share the work, and a new process finds what was compiled; the same bits as without."""
+"""Two ranks share the compilation of a graph, and a new process finds the compiled code; the cache changes no bit of the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 
 
 def stepped(rows: tuple[int, ...] = (6,), **options: object) -> list[torch.Tensor]:
-    """Losses and gradients, at each number of rows, of a model that this process has not compiled yet."""
+    """The loss at each number of rows, and the gradients of their sum, of a model that this process has not compiled yet."""
     compile._ARTEFACTS.clear()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
@@ -34,7 +34,7 @@ def stepped(rows: tuple[int, ...] = (6,), **options: object) -> list[torch.Tenso
 
 
 def compiled_since(before: dict[str, int]) -> tuple[int, int]:
-    """Graphs that both ranks compiled, and those that they took from Inductor's cache."""
+    """How many graphs the two ranks compiled since ``before``, and how many they took from Inductor's cache."""
     counted = counters["inductor"]
     both = torch.tensor([counted[k] - before.get(k, 0) for k in ("fxgraph_cache_miss", "fxgraph_cache_hit")])
     dist.all_reduce(both)
@@ -58,7 +58,7 @@ def one_compiles_each_half() -> None:
 
 
 def a_restart_finds_code_for_any_size() -> None:
-    """A program with symbols: a second process takes both halves from the cache, and neither asks Inductor nor compiles for a new size."""
+    """A program with symbolic sizes: a second process takes both halves from the cache, and calls Inductor for no size."""
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     os.environ |= {"FXSHARD_CACHE": "1", "FXSHARD_CACHE_DIR": f"{folder[0]}/plans", "TORCHINDUCTOR_CACHE_DIR": f"{folder[0]}/inductor"}

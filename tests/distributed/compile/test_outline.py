@@ -1,4 +1,4 @@
-"""Deep models on two ranks, their layers compiled once: loss and gradients of one device, for each way of cutting them."""
+"""Deep models on two ranks, whose layers are compiled once: in each sharding, loss and gradients are those of one device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYERS = 8
 
 
 SIZES = [(4, 16), (8, 12), (6, 9), (3, 7), (1, 5), (16, 32)]
-"""Of the batch and of a sequence: those that two ranks cut evenly, and others."""
+"""(batch, sequence): some divide evenly over two ranks, others do not."""
 
 
 def stepped(model: nn.Module, args: tuple[Tensor, ...], **options: Any) -> tuple[list[Tensor], list[tuple[int, ...]]]:
@@ -100,7 +100,7 @@ def gpt2_with_dropout_as_eager() -> None:
 
 
 def any_size(**options: Any) -> None:
-    """At each of the sizes loss and gradients of one device; forward and backward of a program for all sizes are compiled by layer."""
+    """Loss and gradients are those of one device at each size. The program for all sizes is compiled by layer, forward and backward."""
     model, args = llama()
     whole, calls = copy.deepcopy(model), list[tuple[int, ...]]()
     batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq")

@@ -38,7 +38,7 @@ def same_tokens(model: nn.Module, sharded: Any, tokens: int, sample: bool, **opt
 
 
 def static_cache() -> None:
-    """Sharded by heads: two programs beside that of the example, whatever the number of tokens."""
+    """The cache is sharded by heads. There are two programs besides the example's, however many tokens are generated."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
     sharded: Any = fxshard.parallelize(
@@ -51,7 +51,7 @@ def static_cache() -> None:
     keys = result.past_key_values.layers[0].keys
     assert isinstance(keys, DTensor) and keys.placements == (Shard(1),) and keys.to_local().shape[1] == 1
     decode = sharded.forward.programs[-1]
-    assert decode.collectives and not any(20 in c.shape for c in decode.collectives)  # its 20 places do not travel in a decoding step
+    assert decode.collectives and not any(20 in c.shape for c in decode.collectives)  # decoding does not send the 20 cached positions
 
 
 def inductor_graphs() -> int:
@@ -70,7 +70,7 @@ def compiled_static_cache() -> None:
 
 
 def whole_static_cache() -> None:
-    """Where no layout is asked for, the cache is of plain tensors, and beams reorder it."""
+    """If no layout is asked for, the cache holds plain tensors, and beam search can reorder it."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", pins=COLUMNS)

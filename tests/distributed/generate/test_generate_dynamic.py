@@ -1,4 +1,4 @@
-"""generate() with a dynamic cache on two ranks: a program for the prompt and one for tokens, whatever the cache's length."""
+"""generate() with a cache that grows, on two ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.distributed
 
 
 def dynamic_cache() -> None:
-    """A program for the prompt and one for tokens, whatever the cache's length; the cache stays as it was first asked for."""
+    """One program for the prompt and one for each further token, at any length of the cache, which keeps its layout."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
     sharded: Any = fxshard.parallelize(
@@ -29,7 +29,7 @@ def dynamic_cache() -> None:
     assert len(sharded.forward.programs) == 3  # with that of the example
     mask = torch.ones_like(PROMPT)
     mask[0, :3] = 0
-    same_tokens(model, sharded, 4, False, attention_mask=mask)  # the mask is as long as the cache and one more: it goes with it
+    same_tokens(model, sharded, 4, False, attention_mask=mask)  # the mask is one longer than the cache and grows with it
     assert len(sharded.forward.programs) == 5
     mine, want = (m.generate(PROMPT, max_new_tokens=3, return_dict_in_generate=True) for m in (sharded, model))
     for cache in (mine.past_key_values, want.past_key_values):
@@ -44,7 +44,7 @@ def dynamic_cache() -> None:
 
 
 def compiled_dynamic_cache() -> None:
-    """Three compilations for any number of tokens: the example's, the prompt's, and one for tokens, its cache of any length."""
+    """Three compilations for any number of tokens: the example, the prompt, and a further token with a cache of any length."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     model = llama()
     torch._dynamo.utils.counters.clear()

@@ -1,4 +1,4 @@
-"""Attention with a key-value cache that stays cut between calls, on two ranks: planned once for prefill and once for decode."""
+"""Attention with a key-value cache that stays sharded between calls, on two ranks: planned once for prefill and once for decode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS, WIDTH, PLACES = 4, 8, 6
 
 
 class Attention(nn.Module):
-    """Attention over a cache of ``PLACES`` places, a tuple of two tensors [b, heads, places, width]; ``at``: where the new ones begin."""
+    """Attention over a cache of ``PLACES`` positions: two tensors [b, heads, places, width]. New positions begin at ``at``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def steps(layout: str, placements: tuple[Placement, ...], pins: dict[str, str]) 
                 assert isinstance(one, DTensor) and one.placements == placements and one.to_local().numel() == full.numel() // 2
                 torch.testing.assert_close(one.full_tensor(), full, rtol=1e-9, atol=1e-9)
     prefill, decode = sharded.forward.programs[0], sharded.forward.programs[-1]
-    assert len(sharded.forward.programs) == 3  # the first was made without a cache in its arguments, None among them is another call
+    assert len(sharded.forward.programs) == 3  # the example call omits the cache; a call that passes None is another one
     assert not any(PLACES in c.shape for c in (*prefill.collectives, *decode.collectives))
 
 

@@ -1,4 +1,4 @@
-"""Gloo's network threads run as batch threads once a model is parallelized, those of all groups, and no other thread of the process."""
+"""Once a model is parallelized, gloo's network threads have the batch scheduling policy, in all groups; no other thread has."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling poli
 
 
 def policies() -> Counter[tuple[bool, int]]:
-    """(whether it is a network thread, its policy) of all threads of this process, as /proc tells."""
+    """Counts (is a network thread, scheduling policy) over all threads of this process, read from /proc."""
     found = Counter[tuple[bool, int]]()
     for folder in Path("/proc/self/task").iterdir():
         try:
             found[b"tcp_loop" in (folder / "comm").read_bytes(), os.sched_getscheduler(int(folder.name))] += 1
-        except OSError:  # it ended meanwhile
+        except OSError:  # the thread has ended
             continue
     return found
 
 
 def parallelized() -> None:
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
-    time.sleep(1)  # a thread gives itself its name, once it runs
+    time.sleep(1)  # a thread sets its own name after it starts
     before = policies()
     threads = before[True, os.SCHED_OTHER]
-    assert threads and not before[True, os.SCHED_BATCH], "gloo's threads have this name, and start as all do"
+    assert threads and not before[True, os.SCHED_BATCH], "gloo's threads have this name, and start with the usual policy"
     model = fxshard.parallelize(nn.Linear(4, 4), (torch.ones(2, 4),), mesh, compiler="eager")
     after = policies()
     assert after[True, os.SCHED_BATCH] == threads and not after[True, os.SCHED_OTHER], (before, after)
@@ -59,7 +59,7 @@ def test_batch_threads_from_the_first_model_on(tmp_path: Path) -> None:
 def test_a_thread_that_cannot_be_scheduled(
     error: OSError | None, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that ended is no matter; where the system forbids it a line says what it costs."""
+    """A thread that ended is ignored. If the system forbids the change, a log line says what that costs."""
     own = os.getpid()  # stands for a network thread
     for number, name in ((1, b"cut in an umlaut\xc3"), (own, gloo_threads.NAME)):
         (tmp_path / str(number)).mkdir()
@@ -80,10 +80,10 @@ def test_a_thread_that_cannot_be_scheduled(
     assert ("gloo's threads keep their scheduling policy" in caplog.text) == (counted == 0 and not isinstance(error, ProcessLookupError))
 
 
-def test_a_policy_of_someone_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_someone_else_chose_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / str(os.getpid())).mkdir()
     (tmp_path / str(os.getpid()) / "comm").write_bytes(gloo_threads.NAME)
     monkeypatch.setattr(gloo_threads, "THREADS", tmp_path)
     monkeypatch.setattr(os, "sched_getscheduler", lambda thread: os.SCHED_FIFO)
-    monkeypatch.setattr(os, "sched_setscheduler", lambda *given: pytest.fail("it was scheduled by someone"))
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *given: pytest.fail("a policy that someone else chose was changed"))
     assert gloo_threads.set_policy() == 0

@@ -1,4 +1,4 @@
-"""On two ranks, compiled by Inductor: the masks of a mesh of one, whatever the layout; torch's own generator where asked for."""
+"""Random operators on two ranks: in any layout, the masks of a mesh of one; with rng="torch", torch's own generator."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.distributed.scenarios import two_ranks
 
 pytestmark = pytest.mark.distributed
 ROWS, WIDTH = 5, 9
-"""Neither of which two ranks divide."""
+"""Both odd, so that two ranks divide neither."""
 
 
 class Noisy(nn.Module):
-    """Linear, dropout, noise, dropout: each between layers that a plan may cut."""
+    """Linear, dropout, noise, dropout: each between layers that a plan may shard."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,10 +74,10 @@ def full(x: torch.Tensor) -> torch.Tensor:
 
 
 def sharded(model: nn.Module, x: torch.Tensor, seed: int | None, **options: Any) -> nn.Module:
-    """By a random plan; ``seed`` None: all of it whole."""
+    """``model``, parallelized with a random plan; ``seed`` None replicates everything."""
     plan = random_plan(model, (x,), mesh(), seed, whole_outputs=True)
     draws = [n for n in plan.nodes if n.op in ("fxshard.dropout.default", "fxshard.random.default")]
-    assert seed is None or any(not layout.is_replicated for n in draws for layout in n.spec.outputs), "no draw is cut"
+    assert seed is None or any(not layout.is_replicated for n in draws for layout in n.spec.outputs), "no draw is sharded"
     return fxshard.parallelize(model, (x,), mesh(), plan, **options)
 
 
@@ -106,7 +106,7 @@ def plans_eagerly() -> None:
         check(plan, compiler="eager")
 
 
-def a_checkpoint_around_repeats_the_draw() -> None:
+def a_checkpoint_around_the_model_repeats_the_draw() -> None:
     model, x = model_and_input()
     run, found = sharded(model, x, 1, compiler="eager"), []
     for call in (run, lambda x: checkpoint(run, x, use_reentrant=False)):
@@ -132,4 +132,4 @@ def torchs_generator_on_replicas() -> None:
     assert torch.equal(run(x)[0], first) and not torch.equal(first, second)
 
 
-found, test_two_ranks = two_ranks(plans_eagerly, a_checkpoint_around_repeats_the_draw, torchs_generator_on_replicas, by_inductor)
+found, test_two_ranks = two_ranks(plans_eagerly, a_checkpoint_around_the_model_repeats_the_draw, torchs_generator_on_replicas, by_inductor)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 SIZES = (1, 2, 3, 7, 48, 1000, 1001, 600_000, 4_000_003)
-"""The last takes more than two segments a chunk on up to four ranks in float32 and float64."""
+"""The last one has more than two segments per chunk on up to four ranks, in float32 and float64."""
 
 
 def held(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -44,7 +44,7 @@ def sums() -> None:
                 exact = torch.stack(tensors).double().chunk(world, 1)[rank]
                 rounded = torch.finfo(dtype).eps * float(exact.abs().sum(0).max())
                 torch.testing.assert_close(part.double(), exact.sum(0), rtol=0, atol=rounded)
-    assert world == 2 or in_rank_order < len(DTYPES) * len(SIZES), "two orders that cannot be told apart test nothing"
+    assert world == 2 or in_rank_order < len(DTYPES) * len(SIZES), "these values do not tell gloo's order from the order of ranks"
 
 
 def a_model() -> None:

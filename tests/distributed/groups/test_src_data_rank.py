@@ -1,4 +1,4 @@
-"""src_data_rank: ranks that start from different weights end with those of one of them, or keep their own without a word sent."""
+"""src_data_rank: ranks with different weights all get those of one rank; with None each keeps its own, and nothing is sent."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def parallel(rank_of_values: int, mesh: DeviceMesh, **options: Any) -> nn.Module
     return fxshard.parallelize(of_rank(rank_of_values), (X,), mesh, train=False, pins=pins, compiler="eager", **options)
 
 
-def each_pair_of_layouts() -> None:
-    """Against ``distribute_tensor`` of the source's value, which every rank can make here."""
+def each_layout_and_source() -> None:
+    """Compares with ``distribute_tensor`` of the source's value, which every rank can make here."""
     line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
     for mesh in (line, square):
         one = [Replicate(), Shard(0), Shard(1)]
@@ -83,7 +83,7 @@ def none_sends_nothing() -> None:
         model = parallel(dist.get_rank(), mesh, src_data_rank=None)
         assert not called
         parallel(dist.get_rank(), mesh, src_data_rank=1)
-        assert called  # what counts would see it
+        assert called  # so the recording works
     finally:
         for name, function in kept.items():
             setattr(dist, name, function)
@@ -91,7 +91,7 @@ def none_sends_nothing() -> None:
     assert torch.equal(model.up.weight.to_local(), own[dist.get_rank()] if dist.get_rank() < len(own) else own[0][:0])
 
 
-def otherwise_they_are_compared() -> None:
+def by_default_weights_are_compared() -> None:
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
     with pytest.raises(RunError, match="differ in the weights of"):
         parallel(dist.get_rank(), mesh)
@@ -99,7 +99,7 @@ def otherwise_they_are_compared() -> None:
         parallel(0, mesh, src_data_rank=4)
 
 
-SCENARIOS = (each_pair_of_layouts, the_source_is_the_truth, none_sends_nothing, otherwise_they_are_compared)
+SCENARIOS = (each_layout_and_source, the_source_is_the_truth, none_sends_nothing, by_default_weights_are_compared)
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def same(model: nn.Module, reference: nn.Module) -> None:
 
 
 class Net(nn.Module):
-    """An embedding, a norm, tied weights, a frozen one, one that is not read; sizes that 2 does not divide."""
+    """An embedding, a norm, tied weights, a frozen weight, one that is not used; sizes that 2 does not divide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ class Net(nn.Module):
 
 
 RETURNED = {name: "S(0)" for name in ("table", "up", "norm", "down", "frozen", "head")}
-"""What modules return is cut by rows: data parallelism, so that each gradient is a sum over ranks."""
+"""Outputs of modules are sharded by rows: with data parallelism each gradient is a sum over ranks."""
 
 
 def trained(pins: dict[str, str], compiler: str, count: int = 5) -> None:
-    """Two steps of four micro-batches: the numbers of one device; ``count`` gradients are reduced, once a step."""
+    """Two steps of four micro-batches give the numbers of one device; ``count`` gradients are reduced, once per step."""
     torch.set_default_dtype(torch.float64)
     model, device_mesh = Net(), mesh()
     reference = copy.deepcopy(model)
@@ -78,7 +78,7 @@ def trained(pins: dict[str, str], compiler: str, count: int = 5) -> None:
     gathers = Counter(c.kind for c in program.collectives if c.kind not in SUMS)
     assert not {*gathers} & {*ISSUED}
     all_sums = sum(c.kind in SUMS for c in program.collectives)
-    with fxshard.no_sync(model):  # its program is made now: tracing is recorded too
+    with fxshard.no_sync(model):  # makes its program now: later its tracing would be recorded
         model(mine(steps[0][0], device_mesh)).to_local().backward()
     optimizers[0].zero_grad()
     for batches in steps:
@@ -86,15 +86,15 @@ def trained(pins: dict[str, str], compiler: str, count: int = 5) -> None:
             for x in batches[:-1]:
                 model(mine(x, device_mesh)).to_local().backward()
         read = [p for p in model.parameters() if p.grad is not None]
-        lie = {n: str(Layout(p.grad.placements)) for n, p in model.named_parameters() if p.grad is not None}
-        assert list(lie.values()) == ["P"] * count, lie
+        layouts = {n: str(Layout(p.grad.placements)) for n, p in model.named_parameters() if p.grad is not None}
+        assert list(layouts.values()) == ["P"] * count, layouts
         assert all(p.grad.to_local().shape == p.shape for p in read)
         with record_collectives() as last:
             model(mine(batches[-1], device_mesh)).to_local().backward()
         kinds = Counter(c.kind for c in local)
         assert sum(kinds[k] for k in ISSUED) == 3 * (all_sums - count), kinds
         assert {k: n for k, n in kinds.items() if k not in ISSUED} == {k: 3 * n for k, n in gathers.items()}, (kinds, gathers)
-        assert sum(c.kind in (*SUMS, *ISSUED) for c in last) == all_sums, "those that waited are DTensor's own"
+        assert sum(c.kind in (*SUMS, *ISSUED) for c in last) == all_sums, "DTensor issues the reductions of pending gradients"
         for x in batches:
             reference(x).backward()
         same(model, reference)
@@ -117,7 +117,7 @@ def compiled() -> None:
 
 
 def any_order() -> None:
-    """Forward and backward on different sides of ``no_sync``, a norm and a step of what is pending, gradients that are dropped."""
+    """Forward and backward on different sides of ``no_sync``; a norm and an optimizer step on pending gradients; gradients set to None."""
     torch.set_default_dtype(torch.float64)
     model, device_mesh = Net(), mesh()
     reference = copy.deepcopy(model)
@@ -130,7 +130,7 @@ def any_order() -> None:
     with fxshard.no_sync(model):
         late = model(mine(y, device_mesh)).to_local()
         model(mine(x, device_mesh)).to_local().backward()
-        early.backward()  # whose gradients are reduced, beside some that are pending
+        early.backward()  # these gradients are reduced, although earlier ones are pending
     late.backward()
     reference(torch.cat([x, x, y])).mul(3).backward()
     same(model, reference)

@@ -1,4 +1,4 @@
-"""``no_sync`` where sizes change, on two ranks: what one rank's program does not serve is made anew by all; ``cache=False`` holds there."""
+"""``no_sync`` with changing sizes, on two ranks: if one rank's program does not serve a call, all make another; and ``cache=False``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def accumulate(model: Any, reference: Any, counts: tuple[int, ...]) -> None:
 
 
 def one_rank_refuses() -> None:
-    """The program that leaves sums pending is refused on one rank alone: both make another one, of that size."""
+    """Only one rank refuses the program that leaves sums pending: both make another one, for that size."""
     model, reference = pair(dynamic_shapes={"input": {0: "rows"}})
     assert len(model.forward.programs) == 1
     real, asked = module.refusal, []
@@ -55,7 +55,7 @@ def one_rank_refuses() -> None:
     with mock.patch.object(module, "refusal", refusal):
         accumulate(model, reference, (8,))
     sizes = [len(program.sizes) for program in model.forward.programs]
-    assert len(asked) == 2 and sorted(sizes) == [0, 0, 1], sizes  # of any rows, of 8 and of 4
+    assert len(asked) == 2 and sorted(sizes) == [0, 0, 1], sizes  # for any number of rows, for 8 and for 4
     other, reference = pair(dynamic_shapes={"input": {0: "rows"}})
     accumulate(other, reference, (8, 6))
     assert len(other.forward.programs) == 1

@@ -1,4 +1,4 @@
-"""Attributes that a forward sets, on two ranks, against one device: counters, flags, what it remembers; and what is refused."""
+"""Attributes that a forward sets, on two ranks, against one device: counters, flags, stored tensors; and what is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 
 
 class Remembers(nn.Module):
-    """Counts calls, keeps tensors, lists and dicts, and does something else in the first call."""
+    """Counts calls, stores tensors, lists and dicts, and computes something else in the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Stack(nn.Module):
 
 
 class Counts(nn.Module):
-    """Computes with a number that it changes; ``most``: up to which."""
+    """Computes with a counter, which it increments up to ``most``."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Counts(nn.Module):
 
 
 class Carries(nn.Module):
-    """Adds to what it remembers of the call before."""
+    """Adds a tensor that it stored in the previous call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def pair(make: Any, **options: Any) -> tuple[Any, Any]:
 
 
 def remembered() -> None:
-    """Rows of several numbers, and a copy: two programs for the first sizes and any, whatever is counted."""
+    """Several batch sizes, and a deep copy: three programs, whatever the counters say."""
     model, reference = pair(Stack, input_layouts="S(0)", pins={"parts.0.up.weight": "S(0)"})
     for i, rows in enumerate((4, 4, 6, 8, 2, 8)):
         close(model(batch(rows, i)), reference(batch(rows, i)))
@@ -107,8 +107,8 @@ def remembered() -> None:
         sum(p.losses[0] for p in reference.parts).backward()
     assert model.parts[0].calls == 6 and model.parts[0].total == 52 and len(model.parts[0].seen) == 6
     close([p.grad for p in model.parameters()], [p.grad for p in reference.parameters()])
-    assert len(model.forward.programs) == 3  # the first call, others of its sizes, and of any sizes
-    with torch.no_grad():  # torch copies no tensor that waits for a gradient
+    assert len(model.forward.programs) == 3  # for the first call, for other calls of its sizes, and for any sizes
+    with torch.no_grad():  # torch cannot deepcopy a tensor with a grad_fn
         close(model(batch()), reference(batch()))
         other, others = copy.deepcopy(model), copy.deepcopy(reference)
         close(other(batch()), others(batch()))
@@ -116,7 +116,7 @@ def remembered() -> None:
 
 
 def computed_with() -> None:
-    """A number that the forward changes and computes with: a program for each value; refused where there is no end of them."""
+    """The forward changes a number and computes with it: each value makes a program; too many values are refused."""
     model, reference = pair(lambda: Counts(3))
     for i in range(5):
         close(model(batch(seed=i)), reference(batch(seed=i)))
@@ -132,7 +132,7 @@ def computed_with() -> None:
 
 
 def carried() -> None:
-    """A tensor that is read in the next call is taken as it is; refused where there is no end of them."""
+    """Each call reads the tensor that the call before stored; too many values are refused."""
     model, reference = pair(Carries)
     with torch.no_grad():
         for i in range(6):
@@ -154,7 +154,7 @@ class Assigned(nn.Module):
 
 
 def assigned() -> None:
-    """A tensor that the user assigns is seen in the next call; a list that is read and changed is said."""
+    """The next call sees a tensor that the user assigned; a log line names a list that the forward reads and changes."""
     with logged() as said:
         model, reference = pair(Assigned)
     assert any("changes Python objects (self.log)" in text for text in said)
@@ -166,7 +166,7 @@ def assigned() -> None:
 
 
 def accumulated() -> None:
-    """Within ``no_sync`` too; a plan without what is left is refused."""
+    """Attributes are set within ``no_sync`` too; a plan that does not know them is refused."""
     model, reference = pair(Stack, input_layouts="S(0)", pins={"parts.0.up.weight": "R"})
     with fxshard.no_sync(model):
         model(batch()).square().sum().backward()

@@ -1,4 +1,4 @@
-"""What changes behind a program's back, on two ranks: attributes, modes, parameters, generators, weights. It is noticed."""
+"""Changes behind a program's back are noticed, on two ranks: attributes, modes, parameters, generators, weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Scaled(nn.Module):
 
 
 def attributes() -> None:
-    """What the forward reads makes another program, what it does not read makes none."""
+    """Changing an attribute that the forward reads makes another program; changing one that it does not read makes none."""
     torch.set_default_dtype(torch.float64)
     model, x = Scaled(), torch.randn(4, 6)
     reference = copy.deepcopy(model)
@@ -55,7 +55,7 @@ class Late(nn.Module):
 
 
 def modes_of_parts() -> None:
-    """A mode that changes nothing for one call may change another one."""
+    """``train()`` or ``eval()`` may matter for one call and not for another."""
     torch.set_default_dtype(torch.float64)
     model, x = Late(), torch.randn(4, 6)
     reference = copy.deepcopy(model)
@@ -99,7 +99,7 @@ def generators_apart() -> None:
 
 
 def other_weights() -> None:
-    """A weight that differs far from its start, and a buffer, are named."""
+    """The error names a weight whose last element differs between the ranks, and a buffer."""
     for name in ("a.weight", "scale"):
         torch.manual_seed(0)
         model = Net()

@@ -1,4 +1,4 @@
-"""Hooks of a parallelized module and of its submodules on two ranks, added before and after, against one device."""
+"""Hooks of a module and of its submodules, added before or after parallelize, on two ranks, against one device."""
 
 from __future__ import annotations
 
@@ -89,8 +89,11 @@ ON_THE_MODULE: dict[str, Register] = {
 }
 
 
-def told(model: Any, register: Register, begin: Callable[[Any], Any], after: bool) -> tuple[list[Any], Seen, list[int]]:
-    """Steps with the hook, without it, and with it again: what they give, what the hook saw, how many programs there were."""
+def steps_with_and_without(model: Any, register: Register, begin: Callable[[Any], Any], after: bool) -> tuple[list[Any], Seen, list[int]]:
+    """Runs steps with the hook, without it, and with it again. Returns their results, what the hook saw, and numbers of programs.
+
+    ``begin`` parallelizes the model, if at all: after a first step without the hook if ``after``, else once the hook is there.
+    """
     seen: Seen = []
     if after:
         begin(model)
@@ -112,9 +115,9 @@ def programs(model: Any) -> int:
     return len(getattr(model.forward, "programs", ()))
 
 
-def beside_one_device(register: Register, after: bool) -> list[int]:
-    have, saw, counts = told(net(), register, shard, after)
-    want, expected, _ = told(net(), register, lambda m: None, after)
+def compare_with_one_device(register: Register, after: bool) -> list[int]:
+    have, saw, counts = steps_with_and_without(net(), register, shard, after)
+    want, expected, _ = steps_with_and_without(net(), register, lambda m: None, after)
     for one, other in zip(have, want, strict=True):
         close(one, other)
     close(saw, expected)
@@ -122,25 +125,25 @@ def beside_one_device(register: Register, after: bool) -> list[int]:
 
 
 def hooks_of_submodules_before() -> None:
-    """A hook that is taken away means another program; one whose program is known is not planned for again."""
+    """Removing a hook makes another program."""
     for register in (*(ON_SUBMODULES[name] for name in ("value", "arguments", "kept")), GRADIENTS_BEFORE):
-        assert beside_one_device(register, after=False) == [1, 2]
+        assert compare_with_one_device(register, after=False) == [1, 2]
 
 
 def hooks_of_submodules_after() -> None:
     for name, register in ON_SUBMODULES.items():
-        assert beside_one_device(register, after=True) == [2, 2], name
+        assert compare_with_one_device(register, after=True) == [2, 2], name
 
 
 def hooks_of_the_module() -> None:
-    """They run around one program."""
+    """These hooks run outside of the program: there is one program with and without them."""
     for name, register in ON_THE_MODULE.items():
         for after in (False, True):
-            assert beside_one_device(register, after) == [1, 1], name
+            assert compare_with_one_device(register, after) == [1, 1], name
 
 
 def hooks_compiled() -> None:
-    """By Inductor, in float64; the loss is also of what a hook has kept, which is an output of the program."""
+    """Through Inductor, in float64. The loss also depends on a tensor that a hook kept, which is an output of the program."""
     seen: list[Seen] = [[], []]
     models = [net(), net()]
     for model, kept in zip(models, seen, strict=True):
@@ -154,7 +157,7 @@ def hooks_compiled() -> None:
 
 
 def hooks_at_any_size() -> None:
-    """What is kept has the sizes of its call, in one program for all, with hooks of the backward too."""
+    """Tensors that hooks keep have the sizes of their call, with one program for all sizes; so do those of backward hooks."""
     for name in ("kept", "gradients"):
         models, seen = [net(), net()], [[], []]
         shard(models[0])
@@ -169,7 +172,7 @@ def hooks_at_any_size() -> None:
 
 
 def hooks_of_parameters() -> None:
-    """After parallelize they see gradients that are DTensors; before, they are refused, for they would be lost."""
+    """Hooks added after parallelize see DTensor gradients. Those added before are refused, because they would be lost."""
     models, seen = [net(), net()], [[], []]
     shard(models[0])
     for model, kept in zip(models, seen, strict=True):
@@ -193,8 +196,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Within(nn.Module):
-    """Its layer is called in a part of the graph that is a graph of its own."""
+class CheckpointedLayer(nn.Module):
+    """Calls its layer under torch.utils.checkpoint, in a subgraph of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +208,7 @@ class Within(nn.Module):
 
 
 def refused() -> None:
-    within = Within()
+    within = CheckpointedLayer()
     fxshard.parallelize(within, (batch(),), mesh(), compiler="eager")
     within.layer.register_forward_hook(lambda module, args, out: KEPT.append(out))
     with pytest.raises(TraceError, match=r"the forward hook .* of layer .* within torch.utils.checkpoint"):
@@ -236,7 +239,7 @@ def refused() -> None:
 
 
 def the_hook_of_a_copy() -> None:
-    """A method that is a hook belongs to the copy, as what it keeps does."""
+    """A hook that is a bound method is bound to the copy, and stores its tensors there."""
 
     class Keeps(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Backward hooks of submodules where sizes change, on two ranks, against one device."""
+"""Backward hooks of submodules with changing sizes, on two ranks, against one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.distributed
 
 
 class Doubled(nn.Module):
-    """Its inner module takes twice as many rows as there are."""
+    """The inner module gets twice as many rows as the outer one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Doubled(nn.Module):
 
 
 def called(make: Any, place: str, rows: tuple[int, ...], **options: Any) -> Any:
-    """Calls with so many rows each: what the hooks of the submodule at ``place`` see is what they see on one device."""
+    """Calls the model at each number of rows: backward hooks of the submodule ``place`` see what they see on one device."""
     torch.manual_seed(0)
     reference = make().double()
     model, seen = copy.deepcopy(reference), ([], [])
@@ -52,14 +52,14 @@ def called(make: Any, place: str, rows: tuple[int, ...], **options: Any) -> Any:
 
 
 def any_rows() -> None:
-    """Even ones by one program, odd ones and one alone by another."""
+    """One program serves even numbers of rows, another one odd numbers and a single row."""
     net = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))  # noqa: E731
     forward = called(net, "2", (8, 6, 7, 3, 1, 5, 12), pins={"0.weight": "R", "2.weight": "R"}, input_layouts={"args[0]": "S(0)"})
     assert len(forward.programs) == 3 and not forward.programs[0].sizes and forward.programs[2].sizes[0].unit == 1
 
 
 def computed_rows() -> None:
-    """A size that is an expression of another stays static, which is said."""
+    """A size that is an expression of another one stays static, and a log line says so."""
     with logged() as said:
         forward = called(Doubled, "inner", (8, 6))
     assert len(forward.programs) == 3 and not any(program.sizes for program in forward.programs)

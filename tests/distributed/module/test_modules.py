@@ -1,4 +1,4 @@
-"""What users do with a module beside calling it, on two ranks, against one device: copies, averages, loading, changes of its parts."""
+"""What users do with a module besides calling it, on two ranks, against one device: copy, average, load, replace parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same(model: Any, reference: Any) -> None:
 
 
 def copies() -> None:
-    """A copy trains apart, with the programs of the module that it was made of; it can be a part of another module."""
+    """A copy trains separately and shares the programs of the original; it can be part of another module."""
     model, reference = pair()
     other, expected = copy.deepcopy(model), copy.deepcopy(reference)
     optimizers = [torch.optim.AdamW(m.parameters(), 0.1) for m in (model, reference)]
@@ -62,7 +62,7 @@ def copies() -> None:
 
 
 def averages() -> None:
-    """AveragedModel by mean and by EMA, an EMA by hand, SWALR, update_bn."""
+    """AveragedModel with a mean and with an EMA, an EMA written by hand, SWALR, update_bn."""
     model, reference = pair()
     models = (model, reference)
     mean, ema = [AveragedModel(m) for m in models], [AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for m in models]
@@ -92,7 +92,7 @@ def averages() -> None:
 
 
 def gradients_in_buckets() -> None:
-    """Whose gradients are slices of what was reduced together can be copied in the middle of training."""
+    """A model whose gradients are slices of one reduced bucket can be copied in the middle of training."""
     tokens = torch.randint(0, 256, (4, 16), generator=torch.Generator().manual_seed(0))
     model: Any = fxshard.parallelize(Llama.small(), (tokens, tokens), mesh(), compiler="eager", input_layouts="S(0)", cache=False)
     model(tokens, tokens).backward()
@@ -105,7 +105,7 @@ def gradients_in_buckets() -> None:
 
 
 def loading() -> None:
-    """Whole values and DTensors, ``strict``, ``assign``; hooks of state_dicts; what is wrong is named."""
+    """Plain tensors and DTensors, ``strict``, ``assign``, state_dict hooks; errors name the parameter."""
     (model, reference), other = pair(), net()
     nn.init.normal_(other[0].weight)
     model.load_state_dict(other.state_dict())
@@ -136,7 +136,7 @@ def loading() -> None:
 
 
 def saved() -> None:
-    """``torch.save`` of a state_dict, and back, with and without pickle's classes."""
+    """``torch.save`` of a state_dict, then ``torch.load`` with and without ``weights_only``."""
     model, reference = pair()
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
@@ -150,7 +150,7 @@ def saved() -> None:
 
 
 def given_parameters() -> None:
-    """``functional_call`` with DTensors, which gradients reach; whole tensors and transforms are refused."""
+    """``functional_call`` with DTensors passes gradients on to them; plain tensors and torch.func transforms are refused."""
     model, reference = pair()
     for m in (model, reference):
         own = {name: p * 2 for name, p in m.named_parameters()}
@@ -166,7 +166,7 @@ def given_parameters() -> None:
 
 
 def refused() -> None:
-    """What needs Python code or memory of whole parameters is refused by name; the module works as before."""
+    """Export, TorchScript, ``share_memory`` and a move to meta raise errors that name them; the module works as before."""
     model, reference = pair()
     for function in (torch.export.export, torch.jit.trace):
         with pytest.raises(RunError, match=r"a parallelized module (.|\n)*fxshard.export"):
@@ -188,7 +188,7 @@ def refused() -> None:
 
 
 def dtypes_and_modes() -> None:
-    """A program for each dtype and mode, found again; ``apply``, ``zero_grad``, ``requires_grad_``."""
+    """Each dtype and mode has its own program, which is reused; ``apply``, ``zero_grad`` and ``requires_grad_`` work."""
     model, reference = pair()
     for m in (model, reference):
         m.float()
@@ -211,7 +211,7 @@ def dtypes_and_modes() -> None:
 
 
 def anomalies() -> None:
-    """Anomaly mode looks into DTensors; all ranks raise where one has found something."""
+    """Anomaly mode checks shards of DTensors; if one rank finds NaN, all ranks raise."""
     model, reference = pair()
     with torch.autograd.detect_anomaly():
         close(step(model), step(reference))
@@ -227,7 +227,7 @@ class Sin(nn.Module):
 
 
 def parametrized() -> None:
-    """Before and after; taken away again; what lies in a pending sum afterwards is refused."""
+    """Parametrizations registered before or after parallelize, and removed. A parameter left in a pending sum is refused."""
     for before in (True, False):
         model, reference = net(), net()
         if not before:
@@ -249,7 +249,7 @@ def parametrized() -> None:
 
 
 def parametrizations_removed() -> None:
-    """Those that were there before ``parallelize``, which leave a parameter in the place of theirs; however these lie."""
+    """Removing parametrizations that were there before parallelize leaves a plain parameter that trains, in any layout of the originals."""
     taken: Any = parametrize.remove_parametrizations
     for put, take, pin in (
         (lambda m: parametrize.register_parametrization(m[2], "weight", Sin()), lambda m: taken(m[2], "weight"), "2.*.original"),
@@ -270,7 +270,7 @@ def parametrizations_removed() -> None:
 
 
 def other_parts() -> None:
-    """What is put into the module later takes part if it is a DTensor, and is an error that names it otherwise."""
+    """A layer put into the module after parallelize works if its parameters are DTensors; otherwise an error names the parameter."""
     model, reference = pair()
     for m in (model, reference):
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""What a parallelized module is to its user, on two ranks: parameters, optimizers, modes, shapes, inputs, outputs, errors."""
+"""A parallelized module as its user sees it, on two ranks: parameters, optimizers, modes, shapes, inputs, outputs, errors."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def doubles() -> tuple[Net, Net, Tensor]:
 
 
 def train(model: nn.Module, reference: nn.Module, call: Any, steps: int = 2) -> None:
-    """Steps of SGD with momentum, two backward passes each; outputs, gradients, parameters and buffers agree."""
+    """Runs steps of SGD with momentum, with two backward passes each; outputs, gradients, parameters and buffers agree."""
     mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9) for m in (model, reference))
     for _ in range(steps):
         for _ in range(2):
@@ -103,7 +103,7 @@ def train(model: nn.Module, reference: nn.Module, call: Any, steps: int = 2) -> 
 
 
 def training_evaluation_training() -> None:
-    """With the solver's plan and random ones; the parameters keep their layouts in all programs."""
+    """With the solver's plan and with random ones; parameters keep their layouts in all programs."""
     for seed in (None, 1, 2, 3):
         model, reference, x = doubles()
         names, shift = list(model.state_dict()), torch.randn(7)
@@ -127,7 +127,7 @@ def training_evaluation_training() -> None:
 
 
 def own_batches() -> None:
-    """Batches of 3 and 2 rows; outputs and their gradients are DTensors."""
+    """The ranks have their own batches, of 3 and 2 rows; outputs are DTensors."""
     model, reference, x = doubles()
     device_mesh = mesh()
     mine = local_batch(x.chunk(2)[dist.get_rank()], device_mesh)
@@ -139,14 +139,14 @@ def own_batches() -> None:
     out["y"].square().sum().backward()
     reference(x)["y"].square().sum().backward()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-        if p.grad is not None:  # one program computes all gradients: those of outputs that the loss leaves out are zero
+        if p.grad is not None:  # one program computes all gradients: zeros where the loss does not use an output
             same(p.grad, torch.zeros(q.shape) if q.grad is None else q.grad)
     with pytest.raises(RunError, match=r"split into \[2, 1\], but the ranks hold \[1, 2\]"):
         local_batch(torch.ones(dist.get_rank() + 1, 2), device_mesh)
 
 
 def gradients_of_inputs() -> None:
-    """Plain inputs get plain gradients, without a collective that the program does not list: where it would take one, an error."""
+    """Plain inputs get plain gradients, with no collective that the program does not list; a plan that needs one is refused."""
     model, reference, values = doubles()
     x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
     parallelize(model, (x,), mesh(), compiler="eager")
@@ -164,8 +164,8 @@ def gradients_of_inputs() -> None:
     same(model(values)["y"], reference(values)["y"])
 
 
-def outputs_that_are_not_whole() -> None:
-    """Plain arguments and a plan whose result is cut: an error before anything runs; with a DTensor it is a DTensor."""
+def sharded_outputs_need_dtensors() -> None:
+    """Plain arguments with a plan that shards an output raise an error before anything runs; with a DTensor argument it is a DTensor."""
     torch.set_default_dtype(torch.float64)
     model, x = nn.Linear(4, 6), torch.randn(4, 4)
     planned = {"input_layouts": "R", "pins": {"weight": "S(0)", "bias": "S(0)"}, "output_layouts": "S(1)"}
@@ -190,7 +190,7 @@ def outputs_that_are_not_whole() -> None:
 
 
 def dumps() -> None:
-    """One folder a program, written by the first rank; a trace that fails leaves its error; planning again is a warning."""
+    """The first rank writes one folder per program; a failed trace leaves its error there; planning again logs a warning."""
     torch.set_default_dtype(torch.float64)
     found = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found)
@@ -215,14 +215,14 @@ def dumps() -> None:
 
 
 class Branch(nn.Module):
-    """No graph."""
+    """Branches on data, so that it cannot be traced."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1 if x.sum() > 0 else x
 
 
 def autocast() -> None:
-    """Casts are in the graph once: planned, compiled and run under autocast the numbers are those of one device."""
+    """Traced and run under autocast, a model gives the numbers of one device: the graph has each cast once."""
     torch.set_default_dtype(torch.float32)
     model, x = nn.Sequential(nn.Linear(6, 8), nn.Softmax(-1), nn.Linear(8, 2)), torch.randn(4, 6)
     reference = copy.deepcopy(model)
@@ -240,7 +240,7 @@ def autocast() -> None:
 
 
 def submodule() -> None:
-    """A part of a plain model, with hooks from before and after; its loss is outside."""
+    """A submodule of a plain model, with hooks from before and after parallelize; the loss is outside of it."""
     torch.set_default_dtype(torch.float64)
     model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)), nn.Linear(6, 2))
     reference, x = copy.deepcopy(model), torch.randn(4, 6)
@@ -255,7 +255,7 @@ def submodule() -> None:
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         same(p.grad, q.grad)
     assert model[1][0].weight.grad.placements == (Shard(0),) and model[1][2].weight.placements == (Shard(1),)
-    with torch.no_grad():  # another program, in which the names mean something too
+    with torch.no_grad():  # another program, to which the constraints apply by name too
         same(model(x), reference(x))
 
 
@@ -274,7 +274,7 @@ def from_meta() -> None:
 
 
 def dropout() -> None:
-    """The mask depends on torch.manual_seed alone: ranks drop what the simulator drops, on another mesh."""
+    """The mask depends on torch.manual_seed alone: two ranks drop the elements that the simulator drops on another mesh."""
     torch.set_default_dtype(torch.float64)
     model, x = nn.Sequential(nn.Linear(6, 10), nn.Dropout(0.4), nn.Linear(10, 4)), torch.randn(5, 6)
     graph, four = trace(model, (x,)), Mesh({"a": 2, "b": 2})
@@ -291,7 +291,7 @@ def dropout() -> None:
 
 
 def modes() -> None:
-    """The plan says whether it is for training; who says so too must say the same. One rank logs for all."""
+    """``train`` must agree with the plan or be left out. Only one rank logs."""
     torch.set_default_dtype(torch.float64)
     x, said = torch.randn(4, 6), Heard(logging.INFO)
     plan = fxshard.plan(nn.Linear(6, 2), (x,), mesh(), train=False, input_layouts="R", output_layouts="R")
@@ -307,7 +307,7 @@ def modes() -> None:
 
 
 class Heard(logging.Handler):
-    """Within the block: what fxshard logs, from a level on."""
+    """Collects what fxshard logs inside the ``with`` block, from ``level`` on."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -386,7 +386,7 @@ found, test_two_ranks = two_ranks(
     training_evaluation_training,
     own_batches,
     gradients_of_inputs,
-    outputs_that_are_not_whole,
+    sharded_outputs_need_dtensors,
     dumps,
     autocast,
     submodule,

@@ -1,4 +1,4 @@
-"""Custom operators and local_map regions on two ranks through Inductor; operators with and without rules, rules that differ."""
+"""Custom operators, with and without rules, and local_map regions on two ranks, through Inductor; rules that differ by rank."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def mesh() -> DeviceMesh:
 
 
 def sharded_and_whole() -> None:
-    """The second model's rules come between the two: what was compiled for the first is not taken for the second."""
+    """The operator gets its rules between the two models: code compiled for the first is not reused for the second."""
     for pins in (None, PINS):
         if pins:
-            register_gate()  # a process of its own: nobody else sees them
+            register_gate()  # in a process of its own: no other test sees them
         torch.manual_seed(0)
         model, x = Gated(), torch.randn(5, 3, 6)
         reference = copy.deepcopy(model)
@@ -62,14 +62,14 @@ def close(have: Any, want: torch.Tensor) -> None:
 
 
 def as_backend() -> None:
-    """With the rules that the scenario before it registered."""
+    """Uses the rules that ``sharded_and_whole``, which runs before it, registered."""
     model, x = Gated(), torch.randn(5, 3, 6)
     reference = copy.deepcopy(model)
     train(torch.compile(model, backend="fxshard", options={"mesh": mesh(), "compiler": "eager"}), reference, x)
 
 
 def rules_on_one_rank_only() -> None:
-    """Said before anything is planned, not by a rank that waits."""
+    """The ranks compare rules before planning, so that none waits for a collective."""
     if dist.get_rank() == 1:
         fxshard.register_rule("tests::gate", "b s! h, h -> b s! h", override=True, linear=[[1]])
     model, x = Gated(), torch.randn(5, 3, 6)
@@ -82,7 +82,7 @@ def rules_on_one_rank_only() -> None:
 
 
 class Mapped(torch.nn.Module):
-    """A function on shards between two layers; the mesh is held by the model."""
+    """A local_map function between two layers; the model holds the mesh."""
 
     def __init__(self, device_mesh: DeviceMesh) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Mapped(torch.nn.Module):
 
 
 def a_local_map_region() -> None:
-    """Placed as it says; outside of ours it runs on plain tensors as the plain function, which it equals."""
+    """The region has the placements that local_map was given. The reference runs the same function on plain tensors."""
     model, x = Mapped(mesh()), torch.randn(4, 3, 6)
     reference = Mapped(mesh())
     reference.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-"""``torch.autograd.Function``s on two ranks, batch and weights cut: three steps of training as on one device."""
+"""``torch.autograd.Function``s of users on two ranks, with sharded weights: three training steps equal those of one device."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def close(have: Any, want: Tensor, rtol: float) -> None:
     torch.testing.assert_close(have.detach(), want.detach(), rtol=rtol, atol=rtol)
 
 
-def each() -> None:
+def parallelized() -> None:
     for case in CASES:
         model, reference, x = made(case)
         pins = {name: layout for name, layout in PINS.items() if name == "lin.weight" or case in ("saved", "twice", "again")}
@@ -65,10 +65,10 @@ def compiled() -> None:
 
 
 def as_backend() -> None:
-    """The functions that Dynamo takes of itself."""
+    """Only the functions that Dynamo can trace."""
     for case in ("saved", "several", "apart"):
         model, reference, x = made(case)
         train(torch.compile(model, backend="fxshard", options={"mesh": mesh(), "compiler": "eager"}), reference, x)
 
 
-found, test_two_ranks = two_ranks(each, compiled, as_backend)
+found, test_two_ranks = two_ranks(parallelized, compiled, as_backend)

@@ -1,4 +1,4 @@
-"""An LSTM on two gloo ranks: parallelized through Inductor, cut by batch and by hidden size, and under torch.compile."""
+"""An LSTM and a GRU on two gloo ranks, sharded by batch or by hidden size: with parallelize and under torch.compile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.distributed
 
 
 def trained(compiler: str, pins: dict[str, str]) -> None:
-    """Two steps of SGD; losses, logits and parameters are those of one device, and the pinned product is cut."""
+    """Two steps of SGD with a sharded product: losses, logits and parameters are those of one device."""
     model, args, _ = lstm(5)
     reference = copy.deepcopy(model)
     parallel = fxshard.parallelize(model, args, mesh_of_two(), pins=pins, compiler=compiler, cache=False)
@@ -53,7 +53,7 @@ class Last(nn.Module):
 
 
 def under_torch_compile() -> None:
-    """Dynamo breaks the graph at a GRU, which then runs whole on each rank; told to look into it, it is a part of the graph."""
+    """By default Dynamo breaks the graph at a GRU, which then runs unsharded on each rank; with ``allow_rnn`` the graph contains it."""
     x = torch.randn(5, 3, 4)
     for look_into, pins in ((False, {"einsum": "S(0)"}), (True, {"einsum": "S(1)"})):
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""A model with Triton kernels of the user's on two ranks, its batch cut: trained as on one device, eager and through Inductor."""
+"""A model with the user's own Triton kernels on two ranks, with a sharded batch: it trains as on one device, eager and with Inductor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.distributed
 
 
 def train(compiler: str) -> None:
-    triton_kernel_wrap.get_mutated_tensors = lambda *_: ["out"]  # type: ignore[assignment]  # a process of its own
+    triton_kernel_wrap.get_mutated_tensors = lambda *_: ["out"]  # type: ignore[assignment]  # in a process of its own
     torch.set_default_dtype(torch.float64)
     model, x = Net(), torch.randn(5, 6)
     reference = copy.deepcopy(model)

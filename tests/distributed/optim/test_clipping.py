@@ -1,5 +1,5 @@
-"""Clipping by global norm on real ranks against one device, in float64: layouts that differ by parameter, uneven and empty shards, and a
-parallelized module with Adam behind it; torch's own clipping where it is right."""
+"""Clipping by global norm on real ranks against one device, in float64: layouts that differ by parameter, uneven and empty shards, and
+a parallelized module trained with Adam; torch's own clipping where it is right."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def any_layouts() -> None:
 
 
 def torchs_own() -> None:
-    """Norms of order two, by far the most used."""
+    """torch's clip_grad_norm_ is right for order 2 and gradients that are not pending."""
     for mesh, cases in meshes():
         for layouts in cases:
             if "P" not in layouts:
@@ -115,7 +115,7 @@ def plain_beside_sharded() -> None:
 
 
 def training() -> None:
-    """Three steps with clipping and Adam on a module that two ranks share, and the state that Adam leaves."""
+    """Three steps with clipping and Adam on a parallelized module: its parameters and Adam's state are those of one device."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     make = lambda: nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 3)).double()  # noqa: E731

@@ -1,4 +1,4 @@
-"""torch's own gradient scaler on sharded modules: an overflow in any shard of any rank makes all skip the step, as one device does."""
+"""torch.amp.GradScaler on sharded modules: an overflow in any shard makes all ranks skip the step, as one device does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.distributed.scenarios import run_scenarios, two_ranks
 
 pytestmark = pytest.mark.distributed
 PINS = {"0.weight": "R", "0.bias": "S(0)", "2.weight": "S(1)", "2.bias": "S(0)"}
-"""The first gradient of an optimiser is replicated; the last has three rows."""
+"""The first gradient is replicated; the last has three rows, which two ranks do not divide."""
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: optim.SGD(p, 0.1),
     "sgd fused": lambda p: optim.SGD(p, 0.1, momentum=0.9, fused=True),
@@ -50,7 +50,7 @@ def same(model: nn.Module, reference: nn.Module, rtol: float = 1e-9) -> None:
 
 
 def overflows() -> None:
-    """All steps but the first and last have one infinite entry, in one rank's shard; what was unscaled is clipped."""
+    """All steps but the first and last have one infinite entry, in one rank's shard; unscaled gradients are clipped."""
     torch.set_default_dtype(torch.float64)
     for make in OPTIMIZERS.values():
         model, reference, x = network(), network(), torch.randn(5, 4)
@@ -73,7 +73,7 @@ def overflows() -> None:
 
 
 def spoil(model: nn.Module, where: tuple[str, int] | None) -> None:
-    """Makes the first entry of that rank's shard infinite; of the gradient on one device the entry at the same place."""
+    """Makes one entry of the gradient infinite: on the ranks in the shard of rank ``where[1]``, on one device the last."""
     if where is None:
         return
     grad = model.get_parameter(where[0]).grad
@@ -84,7 +84,7 @@ def spoil(model: nn.Module, where: tuple[str, int] | None) -> None:
 
 
 def half_precision() -> None:
-    """Overflows of float16 itself, whose scale goes down until there are none; the same steps as a float16 copy on one device."""
+    """Real overflows of float16: the scale falls until there are none. Steps equal those of a float16 copy on one device."""
     torch.set_default_dtype(torch.float32)
     model, reference, x = network(), network(), torch.randn(6, 4)
     mixed = fxshard.MixedPrecision(torch.float16, torch.float32)
@@ -105,8 +105,8 @@ def half_precision() -> None:
     assert any(not torch.equal(p, q) for p, q in zip(reference.parameters(), network().parameters(), strict=True))
 
 
-def pending() -> None:
-    """What waits under ``no_sync`` is looked at too, before it is reduced."""
+def pending_gradients() -> None:
+    """A NaN in a gradient that is pending after ``no_sync`` makes all ranks skip the step."""
     torch.set_default_dtype(torch.float64)
     model, batch = network(), fxshard.local_batch(torch.randn(65, 4), mesh(), "tp")
     cut = {"input_layouts": {"args[0]": "S(0)"}, "output_layouts": "S(0)", "objective": "communication"}
@@ -125,7 +125,7 @@ def pending() -> None:
 
 
 def any_axis() -> None:
-    """Gradients sharded on different axes, replicated, and a plain one: whichever rank holds the entry, all find it, once for each step."""
+    """Gradients sharded on different axes, a replicated and a plain one: whichever rank holds the bad entry, all find it in that step."""
     agree_on_overflows()
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     layouts = ["RR", "S(0)R", "RS(0)", "S(0)S(0)", None]
@@ -146,7 +146,7 @@ def any_axis() -> None:
         scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0), optim.SGD(parameters)
         scaler.scale(torch.ones(()))
         scaler.unscale_(optimizer)
-        scaler._maybe_opt_step = lambda *_: None  # type: ignore[method-assign]  # the step itself is no part of this
+        scaler._maybe_opt_step = lambda *_: None  # type: ignore[method-assign]  # the step itself is not under test
         scaler.step(optimizer)
         scaler.update()
         assert scaler.get_scale() == (4.0 if spoiled is None else 2.0), (spoiled, rank)
@@ -154,7 +154,7 @@ def any_axis() -> None:
         torch.testing.assert_close(parameters[4].grad, torch.arange(1.0, 6.0) / 4)
 
 
-found, test_two_ranks = two_ranks(overflows, half_precision, pending)
+found, test_two_ranks = two_ranks(overflows, half_precision, pending_gradients)
 
 
 def test_four_ranks(tmp_path: Path) -> None:

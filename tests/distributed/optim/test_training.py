@@ -1,4 +1,4 @@
-"""Models train on ranks as on one device: Megatron's layouts and random plans, eager in float64 and Inductor in float32."""
+"""Models train on ranks as on one device: with Megatron's layouts and random plans, eager in float64 and Inductor in float32."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ FOUR = {
 }
 
 
-# Llama by heads, eager, and with its vocabulary sharded, by Inductor, are tested always; here in the other way each. So is the
-# perceptron by Inductor, on four ranks.
+# TWO and FOUR have one compiler for each of these; the sweep adds the other one.
 OTHERWISE = {
     "llama_inductor": Case("llama", "tp=2", LLAMA, **FLOAT),
     "llama_vocabulary": Case("llama", "tp=2", VOCABULARY),
@@ -75,7 +74,7 @@ def on_this_rank(case: Case) -> None:
 
 @pytest.fixture(scope="module", params=(2, 4))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case of one number of ranks ended with."""
+    """The error text of each case at one number of ranks, empty if it passed."""
     cases = {2: TWO, 4: FOUR}[request.param]
     scenarios = {name: functools.partial(on_this_rank, case) for name, case in cases.items()}
     folder: Path = tmp_path_factory.mktemp("ranks")
@@ -93,7 +92,7 @@ def test_on_ranks(found: dict[str, str]) -> None:
     ids=lambda c: f"{c.model}-{c.mesh}",
 )
 def test_simulated(case: Case) -> None:
-    """The same body on all ranks in this process."""
+    """The same check with all ranks simulated in this process."""
     check(case, simulated)
 
 

@@ -1,4 +1,4 @@
-"""Loops that users write, on two ranks: adapters, last batches, precision, checkpointing; each against one device."""
+"""Training loops that users write, on two ranks: adapters, last batches, mixed precision, checkpointing; each against one device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def close(have: Any, want: Tensor, rtol: float = 1e-9) -> None:
 
 
 class Adapted(nn.Module):
-    """A frozen layer beside a low-rank one."""
+    """A frozen layer plus a low-rank adapter (LoRA)."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ RETURNED = {"one": "S(0)", "two": "S(0)", "*.base.weight": "S(0)"}
 
 
 def adapters() -> None:
-    """No gradient and no reduction for what is frozen, at the start or later; what is freed again is trained again."""
+    """Frozen parameters have no gradient and no reduction, whether frozen at the start or later; unfrozen ones train again."""
     torch.set_default_dtype(torch.float64)
     model, device_mesh, x = Net(), mesh(), torch.randn(65, 6)
     reference = copy.deepcopy(model)
@@ -72,11 +72,11 @@ def adapters() -> None:
             m.one.requires_grad_(not frozen)
             m.one.base.requires_grad_(False)
         if frozen:
-            model(mine(x, device_mesh))  # plans: that is recorded too
+            model(mine(x, device_mesh))  # plans now: later that would be recorded
         with record_collectives() as issued:
             model(mine(x, device_mesh)).to_local().backward()
         trained = [p for p in model.parameters() if p.requires_grad]
-        assert sum(c.kind in ("all_reduce", "all_to_all") for c in issued) == len(trained) + 1  # and the loss
+        assert sum(c.kind in ("all_reduce", "all_to_all") for c in issued) == len(trained) + 1  # the loss is one more
         reference(x).backward()
         for p, q in zip(model.parameters(), reference.parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None) == (not p.requires_grad)
@@ -91,7 +91,7 @@ def adapters() -> None:
 
 
 def last_batches() -> None:
-    """Batches of one row and of none after larger ones: a rank without rows takes part."""
+    """Batches of one row and of none after larger ones: a rank without rows still takes part in collectives."""
     torch.set_default_dtype(torch.float64)
     model, device_mesh = Net(), mesh()
     reference = copy.deepcopy(model)
@@ -109,7 +109,7 @@ def last_batches() -> None:
 
 
 def precision(compiler: str) -> None:
-    """Masters in float64, computing in float32: a step moves float32, reduces float64, and accumulates under ``no_sync``."""
+    """Float64 master weights, float32 computation: weights are gathered in float32, gradients reduced in float64, also with ``no_sync``."""
     torch.set_default_dtype(torch.float64)
     model, device_mesh, x = Net(), mesh(), torch.randn(65, 6)
     reference = copy.deepcopy(model)
@@ -129,7 +129,7 @@ def precision(compiler: str) -> None:
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):
         assert p.dtype == torch.float64
         if q.grad is not None:
-            close(p.grad, q.grad, 1e-5)  # float32 sums of 65 rows against float64
+            close(p.grad, q.grad, 1e-5)  # sums of 65 rows in float32, against float64
     torch.optim.AdamW(model.parameters()).step()
 
 
@@ -158,7 +158,7 @@ class Checkpointed(nn.Module):
 
 
 def checkpoints() -> None:
-    """The numbers of the same model without checkpointing, its masks too; by parallelize and by the backend."""
+    """Each kind of checkpointing gives the numbers and masks of the same model without it; with parallelize and with the backend."""
     torch.set_default_dtype(torch.float64)
     torch._dynamo.config.recompile_limit = 64
     device_mesh, x = mesh(), torch.randn(6, 6)

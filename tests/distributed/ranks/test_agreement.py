@@ -1,4 +1,7 @@
-"""On two ranks, through each door: what must be alike and is not is an error on both, naming field and ranks, before any collective."""
+"""Two ranks that differ where they must agree both raise an error, before any collective, that names the field and the ranks.
+
+Tested for parallelize, torch.compile and bind.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ from tests.distributed.scenarios import two_ranks
 
 pytestmark = pytest.mark.distributed
 
-Door = Callable[[Tensor, DeviceMesh, str], Any]
-"""A call of a model with an argument on a mesh, its product in a layout; on each rank perhaps another one."""
+EntryPoint = Callable[[Tensor, DeviceMesh, str], Any]
+"""Runs a model on an argument and a mesh, with its product in a layout. The arguments may differ by rank."""
 
 
-def odd(usual: Any, other: Any) -> Any:
+def by_rank(usual: Any, other: Any) -> Any:
+    """``usual`` on rank 0, ``other`` on rank 1."""
     return other if dist.get_rank() == 1 else usual
 
 
@@ -76,23 +80,23 @@ def put(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _lowered_otherwise(lower_plan: Any) -> Any:
-    """What rank 1 makes of the same plan is another program."""
+    """``lower_plan``, but rank 1 gets a program with another hash."""
 
     def lower(*args: Any, **kwargs: Any) -> Any:
         program = lower_plan(*args, **kwargs)
-        program.__dict__["hash"] = odd(program.hash, "another")
+        program.__dict__["hash"] = by_rank(program.hash, "another")
         return program
 
     return lower
 
 
-def _fields(door: Door) -> None:
+def _fields(run: EntryPoint) -> None:
     x = torch.ones(4, 6)
-    with put(torch, "__version__", odd(torch.__version__, "2.13.9")):
-        differs("torch", lambda: door(x, mesh(), ""))
-    differs("mesh", lambda: door(x, mesh(odd("tp", "dp")), ""))
-    differs("shape", lambda: door(odd(x, torch.ones(8, 6)), mesh(), ""))
-    differs("plan", lambda: door(x, mesh(), odd("S(0)", "R")))
+    with put(torch, "__version__", by_rank(torch.__version__, "2.13.9")):
+        differs("torch", lambda: run(x, mesh(), ""))
+    differs("mesh", lambda: run(x, mesh(by_rank("tp", "dp")), ""))
+    differs("shape", lambda: run(by_rank(x, torch.ones(8, 6)), mesh(), ""))
+    differs("plan", lambda: run(x, mesh(), by_rank("S(0)", "R")))
 
 
 def parallelized() -> None:
@@ -111,8 +115,8 @@ def bound() -> None:
     _fields(by_bind)
     x = torch.ones(4, 6)
     program = fxshard.export(linear(), (x,), fxshard.Mesh({"tp": 2}), plan=plan_for(x, "S(0)", train=False))
-    differs("debug mode", lambda: program.bind(mesh(), compiler="eager", timeout=20.0, debug=odd(False, True)))
-    program.__dict__["hash"] = odd(program.hash, "another")
+    differs("debug mode", lambda: program.bind(mesh(), compiler="eager", timeout=20.0, debug=by_rank(False, True)))
+    program.__dict__["hash"] = by_rank(program.hash, "another")
     differs("program", lambda: program.bind(mesh(), compiler="eager", timeout=20.0))
 
 

@@ -1,6 +1,6 @@
-"""Debug mode on two ranks: a rank whose program was tampered with is named, with the collective, before anything is issued.
+"""Debug mode on two ranks: if one rank's program was changed, an error names the rank and the collective before it is issued.
 
-And a block that is watched keeps its own errors.
+Also ``watching``: errors of its own block pass through.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ X = torch.ones(64, 8, dtype=torch.float64)
 
 @contextmanager
 def tampered(change: Callable[[fx.Graph, list[fx.Node]], None]) -> Iterator[None]:
-    """Rank 1 changes its forward behind everyone's back, after the programs were compared."""
+    """Rank 1 changes its forward with ``change`` after the ranks have compared programs."""
     before = compiling._boxed
 
     def boxed(module: fx.GraphModule) -> fx.GraphModule:
@@ -51,14 +51,14 @@ def tampered(change: Callable[[fx.Graph, list[fx.Node]], None]) -> Iterator[None
 
 
 def sharded(**options: Any) -> Any:
-    """The forward gathers a weight and what is multiplied by it."""
+    """A model whose forward has several all-gathers."""
     pins = {"a.weight": "S(0)", "b.weight": "S(1)", "a": "S(1)", "einsum_2": "R"}
     plan = fxshard.plan(Net(), (X,), fxshard.Mesh({"tp": 2}), input_layouts="R", output_layouts="R", pins=pins, cache=False)
     return parallelize(Net(), (X,), mesh(), plan, timeout=20.0, **{"compiler": "eager", "without": ["bucket"], **options})
 
 
 def _flat(graph: fx.Graph, collectives: list[fx.Node]) -> None:
-    """The second collective takes as many numbers, in another shape."""
+    """The second collective gets its input flattened."""
     node = collectives[1]
     with graph.inserting_before(node):
         node.args = (graph.call_function(torch.ops.aten.view.default, (node.args[0], [-1])), *node.args[1:])
@@ -74,7 +74,7 @@ def another_shape() -> None:
 
 
 def _skipped(graph: fx.Graph, collectives: list[fx.Node]) -> None:
-    """The last collective is left out: what it was given twice is what it gives."""
+    """Replaces the last collective by two copies of its input."""
     node = collectives[-1]
     (wait,) = node.users
     with graph.inserting_before(node):
@@ -91,7 +91,7 @@ def one_left_out() -> None:
 
 
 def the_same_numbers() -> None:
-    """With nothing wrong it changes nothing, by Inductor too, forward and backward; the environment turns it on."""
+    """FXSHARD_DEBUG turns the checks on. They leave results unchanged, forward and backward, eager and with Inductor."""
     reference = Net()
     reference(X).sum().backward()
     for compiler in ("eager", "inductor"):
@@ -110,8 +110,8 @@ def the_same_numbers() -> None:
         assert (len(checked), checked.count("no further collective")) == (len(program.collectives) + 2, 2), checked
 
 
-def own_errors_stay() -> None:
-    """What a watched block itself raises is not changed, and afterwards the group waits as long as it did before."""
+def errors_of_a_watched_block() -> None:
+    """``watching`` passes on an error that its block raises, and restores the timeout of the group."""
     with pytest.raises(KeyError, match="mine"), watching("look something up", timeout=1.0):
         raise KeyError("mine")
     if dist.get_rank() == 1:
@@ -119,4 +119,4 @@ def own_errors_stay() -> None:
     dist.all_reduce(torch.ones(1))
 
 
-found, test_two_ranks = two_ranks(another_shape, one_left_out, the_same_numbers, own_errors_stay)
+found, test_two_ranks = two_ranks(another_shape, one_left_out, the_same_numbers, errors_of_a_watched_block)

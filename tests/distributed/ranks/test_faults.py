@@ -1,4 +1,4 @@
-"""A rank that is killed, stalls, raises or ends is an error on every other rank, which names it and the collective, in time."""
+"""If a rank is killed, stalls, raises or ends, every other rank raises in time an error that names the rank and the collective."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.distributed.faults import TIMEOUT, Fault, start
 
 pytestmark = pytest.mark.distributed
 PLACES = {"save": "'save the checkpoint'", "clip": "'take the norm of the gradients'"}
-SLACK = 3.0  # seconds: two cores, many processes
+SLACK = 3.0  # seconds, for many processes on two cores
 
 FAULTS = {
     Fault("KILL", 1): "rank 1 gives no sign of life",
@@ -31,7 +31,7 @@ FAULTS = {
 def test_survivors_name_the_rank_and_the_collective(fault: Fault, tmp_path: Path) -> None:
     met = start(fault, tmp_path)
     survivors = set(range(fault.world)) - {fault.rank}
-    assert survivors <= set(met), f"of ranks {survivors} only {set(met)} came to their end"
+    assert survivors <= set(met), f"of ranks {survivors} only {set(met)} ended by themselves"
     for rank in survivors:
         found = met[rank]
         assert (found.kind, FAULTS[fault] in found.text) == ("RunError", True), found

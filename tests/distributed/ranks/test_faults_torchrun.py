@@ -1,4 +1,4 @@
-"""Under torchrun, whose agent holds the store, and ends all ranks as soon as one has failed."""
+"""A killed rank under torchrun, whose agent holds the store and ends all ranks as soon as one has failed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ model(x)
 """
 
 
-def test_under_torchrun_the_error_is_printed_before_the_agent_ends_the_rank(tmp_path: Path) -> None:
+def test_a_survivor_prints_the_error_before_the_agent_ends_it(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_of((2,)))
     (tmp_path / "train.py").write_text(SCRIPT)
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

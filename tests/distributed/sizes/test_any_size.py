@@ -1,4 +1,4 @@
-"""One program for every size, on two ranks: how many are made, what they compute, and what is said of sizes that none serves."""
+"""Dynamic sizes on two ranks: how many programs are made, their numbers, and messages about sizes that must stay static."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mesh() -> DeviceMesh:
 
 
 def step(model: nn.Module, args: Sequence[Any]) -> tuple[Tensor, list[Tensor]]:
-    """The loss and the parameters' whole gradients, which are dropped."""
+    """Loss and whole gradients of one step; ``model`` has no gradients afterwards."""
     out = model(*args)
     loss = out.full_tensor().square().sum() if hasattr(out, "full_tensor") else out.square().sum()
     loss.backward()
@@ -72,14 +72,14 @@ def second_size_makes_a_dim_dynamic() -> None:
     for count, programs in ((4, 1), (6, 2), (8, 2), (2, 2), (20, 2), (4, 2)):
         same(sharded, single, rows(count))
         assert made(sharded) == programs, (count, made(sharded))
-    for count, programs in ((7, 3), (5, 3), (11, 3), (3, 3), (6, 3)):  # shards of unequal lengths: one more program, for all of them
+    for count, programs in ((7, 3), (5, 3), (11, 3), (3, 3), (6, 3)):  # uneven shards: one more program serves them all
         same(sharded, single, rows(count))
         assert made(sharded) == programs, (count, made(sharded))
-    same(sharded, single, rows(1))  # one row on two ranks, of which one has none
+    same(sharded, single, rows(1))  # one row on two ranks: one shard is empty
     assert made(sharded) == 3
 
 
-def switched_off_each_size_has_its_own() -> None:
+def dynamic_false_makes_a_program_per_size() -> None:
     sharded, single = pair(Perceptron().double(), rows(4), dynamic=False)
     for count in (4, 6, 8, 6):
         same(sharded, single, rows(count))
@@ -88,7 +88,7 @@ def switched_off_each_size_has_its_own() -> None:
         parallelize(Perceptron(), (torch.zeros(4, 8),), mesh(), dynamic=False, dynamic_shapes={"x": {0: "n"}})
 
 
-def asked_for_one_program_serves_from_the_first() -> None:
+def requested_dynamic_dims_need_one_program() -> None:
     shapes = {"x": {0: Dim("batch", min=2, max=64)}}
     sharded, single = pair(Perceptron().double(), rows(4), dynamic_shapes=shapes, input_layouts="S(0)")
     for count in (4, 6, 12, 2):
@@ -117,7 +117,7 @@ def own_batches_of_each_rank() -> None:
     assert made(sharded) == 2
 
 
-class Fixes(nn.Module):
+class BranchesOnSize(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(8, 4)
@@ -126,8 +126,8 @@ class Fixes(nn.Module):
         return self.inner(x) * (2 if x.shape[0] == 6 else 1)
 
 
-def what_the_model_fixes_stays_static_and_is_said() -> None:
-    sharded, single = pair(Fixes().double(), rows(4))
+def a_size_that_the_model_branches_on_stays_static() -> None:
+    sharded, single = pair(BranchesOnSize().double(), rows(4))
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -140,7 +140,7 @@ def what_the_model_fixes_stays_static_and_is_said() -> None:
     if mesh().get_rank() == 0:
         assert any("sizes stay static: " in line and "the model fixes it to 6" in line for line in said), said
     with pytest.raises(TraceError, match="cannot change, the model fixes it to 6"):
-        pair(Fixes().double(), rows(6), dynamic_shapes={"x": {0: "n"}})
+        pair(BranchesOnSize().double(), rows(6), dynamic_shapes={"x": {0: "n"}})
 
 
 class Limited(nn.Module):
@@ -154,7 +154,7 @@ class Limited(nn.Module):
 
 
 def an_attribute_that_a_guard_reads() -> None:
-    """Found not to matter at one size, it may at another."""
+    """An attribute that does not matter at one size may matter at another."""
     sharded, single = pair(Limited().double(), rows(4))
     for limit in (3, 5, 7, 3):
         sharded.limit = single.limit = limit  # type: ignore[assignment]
@@ -162,7 +162,7 @@ def an_attribute_that_a_guard_reads() -> None:
             same(sharded, single, rows(count))
 
 
-def a_mode_that_changes_makes_no_program_for_each_size() -> None:
+def after_a_mode_change_sizes_still_share_programs() -> None:
     sharded, single = pair(Perceptron().double(), rows(4), input_layouts="S(0)")
     for count in (4, 6, 7, 9):
         same(sharded, single, rows(count))
@@ -173,7 +173,7 @@ def a_mode_that_changes_makes_no_program_for_each_size() -> None:
 
 
 class Positions(nn.Module):
-    """Asks of Inductor what a length of 1 answers otherwise: a mask of positions over products of all with all."""
+    """Attention and positions, for which Inductor guards on a length of 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Positions(nn.Module):
 
 
 def other_lengths_compile_once() -> None:
-    """Through Inductor: the first length, and once for all others; torch's own counters count what it compiled."""
+    """Inductor compiles for the first length and once for all others, by torch's own counters."""
     torch.manual_seed(3)
     x = torch.randn(2, 20, 8)
     sharded, single = pair(Positions(), (x[:, :8],), compiler="inductor")
@@ -199,7 +199,7 @@ def other_lengths_compile_once() -> None:
     assert compiled[0] == 0 and compiled[1] == compiled[-1] == 2, compiled  # a forward and a backward
 
 
-def a_length_of_one_stays_one_and_the_batch_does_not() -> None:
+def a_length_of_one_is_static_and_the_batch_stays_dynamic() -> None:
     shapes = ({0: Dim("batch"), 1: Dim("seq")},)
     x = torch.randn(4, 6, 8)
     sharded, single = pair(Positions(), (x,), compiler="inductor", input_layouts="S(0)", dynamic_shapes=shapes)
@@ -211,13 +211,13 @@ def a_length_of_one_stays_one_and_the_batch_does_not() -> None:
 
 
 found, test_two_ranks = two_ranks(
-    a_length_of_one_stays_one_and_the_batch_does_not,
+    a_length_of_one_is_static_and_the_batch_stays_dynamic,
     second_size_makes_a_dim_dynamic,
-    switched_off_each_size_has_its_own,
-    asked_for_one_program_serves_from_the_first,
+    dynamic_false_makes_a_program_per_size,
+    requested_dynamic_dims_need_one_program,
     own_batches_of_each_rank,
-    what_the_model_fixes_stays_static_and_is_said,
+    a_size_that_the_model_branches_on_stays_static,
     an_attribute_that_a_guard_reads,
-    a_mode_that_changes_makes_no_program_for_each_size,
+    after_a_mode_change_sizes_still_share_programs,
     other_lengths_compile_once,
 )

@@ -1,5 +1,5 @@
-"""The models of the sweep on two ranks, ten sizes each, forward and backward: the solver's plan through Inductor by a fixed number of
-programs, and random plans."""
+"""The models of the sweep at ten sizes each, on two ranks, forward and backward: the solver's plan through Inductor, with a fixed number
+of programs, and random plans."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.models.any_size import DYNAMIC, SIZES, case, resized
 
 pytestmark = pytest.mark.distributed
 PROGRAMS = 3
-"""One for the first sizes, one for even ones, one for all."""
+"""One for the first sizes, one for sizes that shard evenly, one for all."""
 BRANCHES = {"gpt2": 2, "bert": 1, "t5": 1}
-"""How many of the sizes take another branch in the model's own code: a length of 1 is not causal, a batch of 1 is that of the positions."""
+"""More programs, as model code branches on sizes: length 1 needs no causal mask, batch 1 equals that of the position ids."""
 
 
 def step(model: nn.Module, args: Any, kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and the parameters' whole gradients, which are dropped."""
+    """Loss and whole gradients of one step; ``model`` has no gradients afterwards."""
     loss = objective([x for x in tree_leaves(model(*args, **kwargs)) if isinstance(x, Tensor)])
     loss.backward()
     grads = {n: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -47,7 +47,7 @@ def step(model: nn.Module, args: Any, kwargs: Any) -> tuple[Tensor, dict[str, Te
 
 
 def random_planner(seed: int) -> Any:
-    """A planner that draws a plan, with parameters in the layouts that they have."""
+    """A planner that makes a random plan and leaves pinned inputs and parameters in their layouts."""
 
     def planned(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Any = None) -> ShardingPlan:
         names = {end.name for end in graph.inputs}
@@ -58,7 +58,7 @@ def random_planner(seed: int) -> Any:
 
 
 def ten_sizes(name: str, seed: int | None = None, compiler: str = "inductor") -> None:
-    """The solver's plan, or with a ``seed`` a random one of each program."""
+    """Checks ten sizes with the solver's plan or, given a ``seed``, with a random plan for each program."""
     logging.getLogger("fxshard").setLevel(logging.ERROR)
     model, args, kwargs = case(name, own_precision=False)
     model = model.float()
@@ -75,7 +75,7 @@ def ten_sizes(name: str, seed: int | None = None, compiler: str = "inductor") ->
         noise = 1e-6 * float(torch.stack([g.norm() for g in wanted.values()]).nan_to_num().norm())
         for parameter, grad in wanted.items():
             there = grads[parameter]
-            assert torch.equal(there.isnan(), grad.isnan()), f"{(batch, seq)}: {parameter} is nan elsewhere than on one device"
+            assert torch.equal(there.isnan(), grad.isnan()), f"{(batch, seq)}: {parameter} is nan at other elements than on one device"
             error, size = float((there - grad).nan_to_num().norm()), float(grad.nan_to_num().norm())
             said = f"{(batch, seq)}: {parameter} is off by {error:.3g}, its norm is {size:.3g}"
             assert error <= max(1e-5 * size, noise), said
@@ -115,5 +115,5 @@ def test_sweep(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_random_plan(name: str, seed: int, tmp_path: Path) -> None:
-    """The first plan through Inductor, which takes minutes for such a plan."""
+    """Only the first seed goes through Inductor, which takes minutes for a random plan."""
     check(tmp_path, {"plan": partial(ten_sizes, name, seed, "eager" if seed else "inductor")})

@@ -1,4 +1,4 @@
-"""An odd size that comes second, on two ranks: a program for even sizes is planned, to learn what is cut, and compiled once one comes."""
+"""The second size is odd, on two ranks: the program for even sizes is planned, to learn the cuts, and compiled when an even size comes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.distributed
 
 @contextlib.contextmanager
 def compiled() -> Iterator[list[ShardedProgram]]:
-    """The programs that are compiled meanwhile."""
+    """Collects the programs that are compiled inside the ``with`` block."""
     found: list[ShardedProgram] = []
     real = compiling._load_or_compile
 
@@ -39,15 +39,15 @@ def compiled() -> Iterator[list[ShardedProgram]]:
         yield found
 
 
-def of_a_module() -> None:
-    """Two programs compiled for a first and an odd second size; the third where an even one comes; no more for any other."""
+def with_parallelize() -> None:
+    """A first and an odd second size compile two programs, the next even size a third one, further sizes none."""
     with compiled() as programs, logged(logging.INFO) as lines:
         sharded, single = pair(Perceptron().double(), rows(4), input_layouts="S(0)")
         for count, want in ((4, 1), (7, 2), (5, 2), (6, 3), (11, 3), (8, 3), (4, 3)):
             same(sharded, single, rows(count))
             assert len(programs) == want, (count, len(programs))
     assert made(sharded) == 3
-    assert [[one.unit for one in program.sizes] for program in programs] == [[], [1], [2]], "the even one last"
+    assert [[one.unit for one in program.sizes] for program in programs] == [[], [1], [2]], "the program for even sizes last"
     if mesh().get_rank() == 0:
         reason = "args_0_0 is 7, shards are even at multiples of 2 only"
         assert [line for line in lines if line.endswith(reason)] == [
@@ -58,7 +58,7 @@ def of_a_module() -> None:
         assert again == [f"planning again for training: {what}", f"planning once more for training: {what}, odd ones too"]
 
 
-def it_is_said_aloud_once() -> None:
+def planning_again_warns_once() -> None:
     sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)")
     with logged(logging.WARNING) as lines:
         for count in (4, 7, 5):
@@ -67,7 +67,7 @@ def it_is_said_aloud_once() -> None:
     assert len(again) == (0 if mesh().get_rank() else 1) and all("(7, 8)" in line for line in again), lines
 
 
-def of_the_backend() -> None:
+def with_the_backend() -> None:
     model = Perceptron().double()
     single, sharded = copy.deepcopy(model), by_backend.compiled(model, **by_backend.by_rows())
     with compiled() as programs, logged(logging.INFO) as lines:
@@ -77,11 +77,11 @@ def of_the_backend() -> None:
     assert mesh().get_rank() or any(
         line.startswith("the program does not serve this call; it is kept for other calls, and compiled when") for line in lines
     ), lines
-    assert not any("planning again" in line for line in lines), "of a graph that Dynamo has just captured"
+    assert not any("planning again" in line for line in lines), "for a graph that Dynamo has just captured"
 
 
-def it_is_no_warning() -> None:
-    """A program that only its compiler refuses is; that costs what it took to compile."""
+def only_the_refusal_of_a_compiled_program_warns() -> None:
+    """If a program was compiled and then refuses a call, its compilation was wasted: a warning. Before compilation it is only info."""
     from fxshard.runtime.calls.dynamic_sizes import refusal_message
 
     sharded, _ = pair(Perceptron().double(), rows(4), input_layouts="S(0)", dynamic=True)
@@ -95,10 +95,10 @@ def it_is_no_warning() -> None:
         assert refusal_message(first, "")[0] == logging.INFO
 
 
-def folders_of_stages_are_apart() -> None:
-    """One for each program that is made, so that none overwrites another's, the one that is compiled later among them."""
+def each_program_has_a_dump_folder() -> None:
+    """No program overwrites the dump of another, not even the one that is compiled later."""
     with TemporaryDirectory() as folder:
-        model = nn.Sequential(nn.Linear(8, 10), nn.Tanh()).double()  # of no other test here: what is compiled already has no stages
+        model = nn.Sequential(nn.Linear(8, 10), nn.Tanh()).double()  # used by no other test here: code from the cache has no stages
         sharded, _ = pair(model, rows(4), input_layouts="S(0)", dump=folder)
         for count in (7, 6):
             sharded(*rows(count))
@@ -109,4 +109,10 @@ def folders_of_stages_are_apart() -> None:
     torch.distributed.barrier()
 
 
-found, test_two_ranks = two_ranks(of_a_module, it_is_said_aloud_once, of_the_backend, it_is_no_warning, folders_of_stages_are_apart)
+found, test_two_ranks = two_ranks(
+    with_parallelize,
+    planning_again_warns_once,
+    with_the_backend,
+    only_the_refusal_of_a_compiled_program_warns,
+    each_program_has_a_dump_folder,
+)

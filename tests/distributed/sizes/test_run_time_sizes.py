@@ -1,4 +1,4 @@
-"""Sizes and numbers that depend on the data, on two ranks: under random plans that cut what they are made from."""
+"""Sizes and numbers that depend on data, on two ranks, with random plans that shard the tensors they come from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Scored(torch.nn.Module):
-    """A linear layer and a score of what it gives."""
+    """A linear layer and a score of its output."""
 
     def __init__(self, score: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def inputs(seed: int) -> torch.Tensor:
 
 
 def step_equals_one_device(name: str, compiler: str) -> None:
-    """Each batch leaves another number of elements."""
+    """Each batch selects another number of elements."""
     model = Scored(SCORES[name])
     reference = copy.deepcopy(model)
     plan = random_plan(model, (inputs(0),), mesh(), seed=2, whole_outputs=True)
@@ -76,7 +76,7 @@ def trains_eagerly() -> None:
 
 
 def as_backend() -> None:
-    """Dynamo breaks the graph there by default; what is before and after is ours."""
+    """By default Dynamo breaks the graph at data-dependent sizes; fxshard runs the parts before and after."""
     model = Scored(SCORES["masked select"])
     reference = copy.deepcopy(model)
     compiled = torch.compile(model, backend="fxshard", options={"mesh": mesh(), "compiler": "eager"})
@@ -84,8 +84,8 @@ def as_backend() -> None:
         torch.testing.assert_close(compiled(inputs(1)), reference(inputs(1)), rtol=1e-9, atol=1e-9)
 
 
-def what_inductor_cannot_is_said() -> None:
-    """Some graphs of unknown sizes are beyond Inductor of torch 2.13: a matmul of unknown columns, say."""
+def an_inductor_failure_is_an_error() -> None:
+    """Inductor of torch 2.13 cannot compile some graphs with data-dependent sizes, such as a matmul with unknown columns."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("no order of unknown strides")
@@ -97,4 +97,4 @@ def what_inductor_cannot_is_said() -> None:
             fxshard.parallelize(model, (inputs(0),), mesh())(inputs(0))
 
 
-found, test_two_ranks = two_ranks(trains_by_inductor, trains_eagerly, as_backend, what_inductor_cannot_is_said)
+found, test_two_ranks = two_ranks(trains_by_inductor, trains_eagerly, as_backend, an_inductor_failure_is_an_error)

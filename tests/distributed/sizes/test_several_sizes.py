@@ -1,4 +1,4 @@
-"""Plans that are to be good at several sizes, and limits on memory that hold at the largest, on two ranks."""
+"""Plans for several example sizes, and memory limits that hold at the largest size, on two ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def warnings_of(module: nn.Module, calls: Sequence[tuple[Tensor, ...]]) -> list[
     return [line for line in said if "memory_limit" in line]
 
 
-def the_plan_is_for_the_sizes_that_are_given() -> None:
+def the_plan_is_for_the_example_sizes() -> None:
     sizes = [((2,), 3), ((32,), 1)]
     sharded, single = pair(UP_TO, example_sizes=sizes)
     options: dict[str, Any] = {"input_layouts": "R", "output_layouts": "R", "cache": False, "dynamic_shapes": UP_TO}
@@ -55,7 +55,7 @@ def the_plan_is_for_the_sizes_that_are_given() -> None:
     for count in (4, 2, 32, 64):
         same(sharded, single, rows(count))
     assert made(sharded) == 1
-    for count in (7, 1):  # programs of their own, for shards of unequal lengths and for an empty one
+    for count in (7, 1):  # these need programs of their own: shards are uneven, or one is empty
         same(sharded, single, rows(count))
     copied = copy.deepcopy(sharded)
     copied.load_state_dict(sharded.state_dict())
@@ -64,8 +64,8 @@ def the_plan_is_for_the_sizes_that_are_given() -> None:
         pair(None, example_sizes=sizes)
 
 
-def a_call_beyond_the_limit_is_said_once() -> None:
-    """A limit that holds at a batch of 8 and not at 64; where the dim has a max, it holds there."""
+def a_call_beyond_the_memory_limit_warns_once() -> None:
+    """Without a max the limit holds at the example's batch and a call at 512 exceeds it; with a max it holds there."""
     options: dict[str, Any] = {"input_layouts": "S(0)"}
     sharded, single = pair(OPEN, memory_limit=40_000, **options)
     assert plan_of(sharded).memory_sizes == {"batch": 4}
@@ -78,4 +78,4 @@ def a_call_beyond_the_limit_is_said_once() -> None:
     assert plan_of(sharded).memory_sizes == {"batch": 64} and not warnings_of(sharded, [rows(64), rows(32)])
 
 
-found, test_two_ranks = two_ranks(the_plan_is_for_the_sizes_that_are_given, a_call_beyond_the_limit_is_said_once)
+found, test_two_ranks = two_ranks(the_plan_is_for_the_example_sizes, a_call_beyond_the_memory_limit_warns_once)

@@ -1,8 +1,7 @@
-"""Numbers that are computed of sizes, tables that a size indexes, lengths of 1: few programs on two ranks, the numbers of one device."""
+"""Numbers computed from sizes, tables sliced by a size, lengths of 1: on two ranks few programs give the numbers of one device."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def variances() -> None:
 
 
 def deviations_of_one_row() -> None:
-    """nan, as on one device; the gradient divides by zero."""
+    """The result is nan, as on one device: the gradient divides by zero."""
     sharded, single = pair(Then(lambda y: y.std(0)).double(), rows(8), input_layouts="S(0)")
     for size in (4, 7, 1):
         (loss, grads), (want, wanted) = step(sharded, rows(size)), step(single, rows(size))
@@ -75,7 +74,7 @@ class Positions(nn.Module):
 
 
 def tables() -> None:
-    """A slice of a table that a size is known not to exceed."""
+    """Slices a table of 16 rows by a dynamic size of at most 16."""
     sharded, single = pair(Positions().double(), rows(8), dynamic_shapes={"x": {0: Dim("t", max=16)}}, constraints=())
     for size in (8, 4, 16, 5):
         same(sharded, single, rows(size))
@@ -93,7 +92,7 @@ def lengths_through_inductor() -> None:
 
 
 def llama_at_one() -> None:
-    """Batches and lengths of 1 through Inductor: two programs for all, by torch's counters."""
+    """Batches and lengths of 1 through Inductor: two programs serve all sizes, and torch's counters see one compilation."""
 
     def tokens(batch: int, length: int) -> tuple[Tensor, Tensor]:
         draw = torch.Generator().manual_seed(100 * batch + length)
@@ -114,5 +113,5 @@ found, test_two_ranks = two_ranks(divided, roots, variances, deviations_of_one_r
 
 @pytest.mark.slow
 def test_llama_at_one(tmp_path: Path) -> None:
-    said = run_scenarios({"llama": functools.partial(llama_at_one)}, 2, tmp_path, seconds=600)
+    said = run_scenarios({"llama": llama_at_one}, 2, tmp_path, seconds=600)
     assert not said["llama"], said["llama"]

@@ -1,4 +1,4 @@
-"""Collectives cut in pieces: every cut leaves numbers and bytes as they are, on any plan; the timeline says which is made."""
+"""Collectives cut into pieces: no cut changes results or bytes, on any plan; the timeline decides which cuts are made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from equality import SLOW, check, prepared
-from passes.beside_one_device import differences, traffic
+from passes.program_differences import differences, traffic
 from torch import nn
 
 import fxshard
@@ -16,12 +16,11 @@ from fxshard.mesh.hardware import Hardware, Link
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.passes.after_lowering.chunk import Choice, cut_program
 from fxshard.passes.after_lowering.cut_candidates import PRODUCT
-from fxshard.passes.after_lowering.optimise import OPTIMISATIONS
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
-from fxshard.program.sharded_program import ShardedProgram, is_collective
+from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.verify_program import verify_program
 from fxshard.testing.random_plan import random_graph_plan
 
@@ -40,14 +39,14 @@ class Network(nn.Module):
 
 
 def cut_everywhere(program: ShardedProgram, dim: int, count: int) -> tuple[ShardedProgram, int]:
-    """Every collective in pieces along that dim of its buffer, and how many were."""
+    """The program with every collective cut along ``dim`` of its buffer, and the number of those that could be cut."""
     found = {k: Choice(min(dim, len(c.shape) - 1), count) for k, c in enumerate(program.collectives)}
     made = cut_program(program, found)
     return made, (len(made.collectives) - len(program.collectives)) // (count - 1)
 
 
 @pytest.mark.parametrize(("mesh", "shape"), [("dp=2", (4, 6)), ("dp=3", (3, 5)), ("dp=2,tp=2", (4, 6)), ("dp=2,tp=2", (5, 7))])
-def test_numbers_and_bytes_stay(mesh: str, shape: tuple[int, int]) -> None:
+def test_results_and_bytes_do_not_change(mesh: str, shape: tuple[int, int]) -> None:
     model, args = Network().double(), (torch.randn(*shape, 6, dtype=torch.float64),)
     graph, cut, piecewise = trace(model, args), 0, 0
     for seed, (dim, count) in enumerate(((0, 2), (1, 2), (2, 3))):
@@ -58,11 +57,11 @@ def test_numbers_and_bytes_stay(mesh: str, shape: tuple[int, int]) -> None:
         assert traffic(program) == traffic(before)
         assert {p for c in program.collectives for p in c.serves} == {p for c in before.collectives for p in c.serves}
         cut, piecewise = cut + number, piecewise + products(program) - products(before)
-    assert cut > 40 and piecewise > 40, "collectives were cut, and products around them"
+    assert cut > 40 and piecewise > 40, "too few collectives or products were cut"
 
 
 class TwoReaders(nn.Module):
-    """What is gathered has a product, and behind that a light operator or another product that reads both."""
+    """A product reads a gathered value; behind it another operator reads both the value and the product's result."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -78,7 +77,7 @@ class TwoReaders(nn.Module):
 
 @pytest.mark.parametrize("how", ["cat", "div", "product"])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_what_is_not_there_yet_waits(how: str, dim: int) -> None:
+def test_an_operator_waits_for_the_pieces_of_both_operands(how: str, dim: int) -> None:
     model, args = TwoReaders(how).double(), (torch.randn(8, 6, dtype=torch.float64),)
     graph = trace(model, args)
     calls = {n.name for n in graph.nodes if n.name in annotate(graph, Mesh({"a": 2})).calls and n.name != "t"}
@@ -94,7 +93,7 @@ def products(program: ShardedProgram) -> int:
 
 
 def megatron(rows: str, hardware: str | Hardware = "h100", mesh: int = 4, size: int = 1) -> ShardedProgram:
-    """An MLP whose products are cut by columns, then by rows, its activations between blocks in ``rows``; sizes of a large model."""
+    """A large MLP, column-parallel then row-parallel, all dims divided by ``size``; ``rows``: layout of the activations between blocks."""
     tokens, width, hidden = 16384 // size, 8192 // size, 28672 // size
     up, down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
     model = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(), down, nn.LayerNorm(width)).to("meta", torch.bfloat16)
@@ -106,8 +105,8 @@ def megatron(rows: str, hardware: str | Hardware = "h100", mesh: int = 4, size: 
 
 
 @pytest.mark.parametrize(("rows", "kinds"), [("R", {"all_reduce"}), ("S(0)", {"all_gather", "reduce_scatter"})])
-def test_the_timeline_falls(rows: str, kinds: set[str]) -> None:
-    """At least half of what the device still waited for, and 5 % of the whole."""
+def test_cuts_shorten_the_timeline(rows: str, kinds: set[str]) -> None:
+    """They save at least 5 % of the time, and half of the time that the device waits."""
     program = megatron(rows)
     (effect,) = (e for e in program.effects if e.name == "chunk")
     assert effect.left_out is None
@@ -119,25 +118,15 @@ def test_the_timeline_falls(rows: str, kinds: set[str]) -> None:
 
 
 @pytest.mark.parametrize("hardware", ["cpu", Hardware("late", {2: 1e15, 4: 1e15}, 1e12, 3.0, 8, Link(1e12, 500.0), None, overlap=1.0)])
-def test_nothing_is_cut_in_vain(hardware: str | Hardware) -> None:
-    """On a CPU nothing runs beside a product; where starting takes longer than sending, pieces take longer than the whole."""
+def test_cuts_that_save_nothing_are_not_made(hardware: str | Hardware) -> None:
+    """On a CPU nothing overlaps with a product. If latency exceeds the transfer, the pieces take longer than the whole."""
     (effect,) = (e for e in megatron("S(0)", hardware, size=8).effects if e.name == "chunk")
     assert effect.collectives[0] == effect.collectives[1] and effect.after == effect.before
 
 
-def test_the_pass_can_be_left_out() -> None:
-    program = megatron("R")
-    graph = [n for n in program.local((0,)).graph.nodes if is_collective(n)]
-    assert len(graph) == len(program.collectives) > len(program.plan.collectives)
-    model, args = nn.Linear(8, 8).to("meta"), (torch.empty(4, 8, device="meta"),)
-    plan = fxshard.plan(model, args, Mesh({"tp": 2}, hardware="h100"))
-    names = [e.name for e in fxshard.lower(model, args, plan, without=["chunk"]).effects]
-    assert names == [n for n in OPTIMISATIONS if n != "chunk"]
-
-
 @pytest.mark.parametrize("mesh", ["a=3", "a=2,b=2"])
 def test_a_llama(mesh: str) -> None:
-    """Where links have no latency and computing hides all, many collectives are worth cutting; numbers are those of one device."""
+    """Without latency and with full overlap many collectives are worth cutting. Results equal those of one device."""
     _, graph, _ = prepared("llama")
     plan = plan_graph(graph, parse_mesh(mesh, replace(SLOW, overlap=1.0)), Request())
     (effect,) = (e for e in lower_plan(graph, plan).effects if e.name == "chunk")

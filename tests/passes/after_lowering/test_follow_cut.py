@@ -1,4 +1,4 @@
-"""Cuts followed through operators: a piece of a result stays as it is whatever the operands hold outside of their pieces."""
+"""Cuts propagated through operators: a piece of the result does not depend on the operands outside their pieces."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(node: fx.Node, values: list[Tensor]) -> Tensor:
 
 
 def spoilt(value: Tensor, cut: Cut | None, piece: int) -> Tensor:
-    """Other numbers wherever the piece is not."""
+    """The value with other numbers outside the piece."""
     if cut is None:
         return value
     shape = [-1 if d == cut.dim else 1 for d in range(value.ndim)]
@@ -54,7 +54,7 @@ def spoilt(value: Tensor, cut: Cut | None, piece: int) -> Tensor:
 
 
 def check(node: fx.Node) -> int:
-    """How many dims of the result can be cut."""
+    """Cuts each dim of the result in two; returns how many dims can be cut."""
     found, values = 0, [o.meta["val"] for o in operands(node)]
     for dim, size in enumerate(node.meta["val"].shape):
         cut = Cut(dim, torch.arange(size) * 2 // size)
@@ -74,16 +74,16 @@ def check(node: fx.Node) -> int:
 
 
 @pytest.mark.parametrize(("target", "shapes", "rest"), CALLS, ids=str)
-def test_pieces_need_no_more_than_is_said(target: Any, shapes: list[tuple[int, ...]], rest: tuple[Any, ...]) -> None:
+def test_a_piece_depends_only_on_pieces_of_the_operands(target: Any, shapes: list[tuple[int, ...]], rest: tuple[Any, ...]) -> None:
     assert check(node_of(target, shapes, rest))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_joined_along_either_dim(dim: int) -> None:
+def test_concatenation_along_either_dim(dim: int) -> None:
     assert check(node_of(aten.cat.default, [(4, 6), (4, 6), (4, 6)], (dim,), listed=True)) == 2
 
 
-def test_sums_and_what_is_merged_inside_are_not_cut() -> None:
+def test_reduced_and_scanned_dims_are_not_cut() -> None:
     product = node_of(einsum, [(4, 3), (3, 6)], ("ak,kb->ab",))
     rows, columns = operands(product)
     assert made(product, {rows: Cut(1, torch.tensor([0, 0, 1])), columns: Cut(0, torch.tensor([0, 0, 1]))}) is None

@@ -1,4 +1,4 @@
-"""The passes after lowering leave numbers and bytes as they are, on any plan, alone and together."""
+"""The passes after lowering change neither results nor bytes, on any plan, alone and together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from passes.beside_one_device import differences, traffic
+from passes.program_differences import differences, traffic
 from torch import nn
 
 import fxshard
@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("names", [("schedule",), ("chunk",), ("bucket",), tuple(OPTIMISATIONS)])
-def test_numbers_and_bytes_stay(names: tuple[str, ...], mesh: str) -> None:
+def test_results_and_bytes_do_not_change(names: tuple[str, ...], mesh: str) -> None:
     model, args = network(), (torch.randn(5, 6, dtype=torch.float64),)
     graph = trace(model, args)
     for seed in range(2):
@@ -48,7 +48,7 @@ def test_numbers_and_bytes_stay(names: tuple[str, ...], mesh: str) -> None:
 
 
 def data_parallel(hardware: str = "h100") -> ShardedProgram:
-    """Weights whole, the batch cut: one all-reduce a weight and a bias, in the backward."""
+    """Replicated parameters and a sharded batch: one all-reduce in the backward for each weight and each bias."""
     model, args = network().to("meta"), (torch.empty(1 << 18, 6, dtype=torch.float64, device="meta"),)
     graph = trace(model, args)
     pins = {n: "R" for n, _ in model.named_parameters()}
@@ -66,7 +66,7 @@ def test_gradients_of_biases_share_one_all_reduce() -> None:
     assert len(joined.collectives[0].serves) == 8
 
 
-def test_large_ones_stay_alone() -> None:
+def test_large_gradients_are_not_joined() -> None:
     """Packing two gradients of 64 MB takes longer than starting one more all-reduce."""
     model = nn.Sequential(nn.Linear(4096, 4096, bias=False), nn.Linear(4096, 4096, bias=False), nn.LayerNorm(4096))
     graph = trace(model.to("meta"), (torch.empty(1 << 16, 4096, device="meta"),))
@@ -78,7 +78,7 @@ def test_large_ones_stay_alone() -> None:
 
 
 def distances(program: ShardedProgram) -> list[tuple[int, int]]:
-    """Of each collective: operators before it, and before its wait, of those that compute."""
+    """For each collective, the number of compute operators before it and before its wait."""
     graph, count, begun, found = program.local((0,) * program.mesh.ndim).graph, 0, {}, []
     for node in graph.nodes:
         if is_collective(node):
@@ -90,11 +90,11 @@ def distances(program: ShardedProgram) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def test_begun_early_and_waited_late() -> None:
+def test_collectives_start_early_and_are_waited_for_late() -> None:
     before = data_parallel()
     after = OPTIMISATIONS["schedule"](before)
     last = max(w for _, w in distances(after))
-    assert all(wait == last for _, wait in distances(after)), "gradients are waited for behind the last operator"
+    assert all(wait == last for _, wait in distances(after)), "a gradient is waited for before the last operator"
     assert any(wait < last for _, wait in distances(before))
     assert all(a <= b for (a, _), (b, _) in zip(distances(after), distances(before), strict=True))
     assert forward_collectives(after) == (False,) * 8

@@ -1,4 +1,4 @@
-"""Passes after lowering that would exceed the plan's limit on memory are left out; here by what a rank's eager run allocates."""
+"""Passes after lowering that would exceed the plan's memory limit are left out; checked by the memory that an eager rank allocates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS, WIDTH = 6, 32
 
 
 def network() -> nn.Module:
-    """Layers of one shape: a lowered graph has one fake for all of their weights, and one for all that is made alike."""
+    """Layers of one shape: in the lowered graph all weights share one fake tensor, and so do the results of equal calls."""
     return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
 
 
@@ -29,7 +29,7 @@ def measured(program: ShardedProgram, model: nn.Module, args: tuple[torch.Tensor
 
 
 def lowered(limit: int | None, weights: str) -> tuple[ShardedProgram, nn.Module, tuple[torch.Tensor, ...]]:
-    """No pass has run; the limit is not what the plan was made under, but one that the passes are to keep to."""
+    """A program before any pass. The plan was made without a limit; ``limit`` is for the passes only."""
     torch.manual_seed(0)
     model, args = network(), (torch.randn(8, WIDTH),)
     graph = trace(model, args)
@@ -40,11 +40,11 @@ def lowered(limit: int | None, weights: str) -> tuple[ShardedProgram, nn.Module,
 
 @pytest.mark.parametrize("weights", ["R", "S(0)"], ids=["gradients", "weights"])
 def test_no_pass_exceeds_the_limit(weights: str) -> None:
-    """Collectives joined at the end, or at the start, hold all that they join at once: a limit at what is there already refuses that."""
+    """A bucket of gradients, or of weights, holds all of them at once. A limit equal to the memory before the passes excludes that."""
     program, model, args = lowered(None, weights)
     before = measured(program, model, args)
     free = after_all(program)
-    assert measured(free, model, args) > before, "without a limit the passes take more, or nothing is shown here"
+    assert measured(free, model, args) > before, "the test needs passes that take more memory without a limit"
     program, model, args = lowered(before, weights)
     within = after_all(program)
     assert measured(within, model, args) <= before

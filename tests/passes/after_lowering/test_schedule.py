@@ -1,4 +1,4 @@
-"""Gathers of parameters are issued ahead of their readers, but no earlier than hides them: each one in flight takes memory."""
+"""Gathers of parameters are issued ahead of their readers, but only as early as hides them, because each one in flight takes memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of one operator are decided together: which nodes, that nothing is lost by it, and that their plans are right."""
+"""The nodes of a decomposed operator share one solver variable: which nodes these are, and that the optimum does not change."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ def test_groups_of_a_norm_and_a_softmax() -> None:
     norm = ["row_sum", "row_spread", "row_rstd", "row_mean", "row_normalise"]
     weights = ["row_norm_weight", "row_norm_weight"]
     backward = [weights, ["row_norm_sums", "row_norm_backward", *weights], ["sum_product", "softmax_backward"]]
-    assert sorted(found) == sorted([norm, norm, ["amax", "sum_exp", "softmax"], *backward]), "x itself has no gradient"
+    assert sorted(found) == sorted([norm, norm, ["amax", "sum_exp", "softmax"], *backward]), (
+        "x needs no gradient, so the first norm has no operator for it"
+    )
 
 
-def test_what_the_user_speaks_of_stays_apart() -> None:
+def test_a_node_that_the_user_pins_stays_apart() -> None:
     graph = trace(Normed().double(), example(4, 8), train=False)
     spoken = next(n for n in planned_nodes(graph) if "row_rstd" in str(n.target))
     assert all(spoken not in group.nodes for group in groups(graph, lambda node: node is not spoken))
 
 
-def test_joint_specs_agree_and_begin_with_whole_ones() -> None:
+def test_joint_specs_begin_with_replicated_ones() -> None:
     graph = trace(Normed().double(), example(4, 8), train=True)
     annotated = annotate(graph, Mesh({"tp": 2}))
     for group in groups(graph, lambda node: True):
@@ -59,8 +61,8 @@ def test_joint_specs_agree_and_begin_with_whole_ones() -> None:
 
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "tp": 2}])
 @pytest.mark.parametrize("objective", ["time", "communication"])
-def test_nothing_is_lost(mesh: dict[str, int], objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optimum is that of the same problem with a variable per node."""
+def test_the_optimum_does_not_change(mesh: dict[str, int], objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the same problem with one variable for each node."""
 
     settings: dict[str, Any] = {"input_layouts": "S(1)" + "R" * (len(mesh) - 1), "objective": objective}
 
@@ -74,8 +76,8 @@ def test_nothing_is_lost(mesh: dict[str, int], objective: str, monkeypatch: pyte
     assert together == pytest.approx(objective_of(), rel=1e-9)
 
 
-def test_a_norm_over_a_cut_dim_reduces_statistics_only() -> None:
-    """Forward and backward: a sum, a spread, two sums in the backward; x itself is never moved."""
+def test_a_norm_over_a_sharded_dim_reduces_statistics_only() -> None:
+    """A sum and a spread in the forward, two sums in the backward; x itself is never redistributed."""
     model, (x,) = nn.LayerNorm(6).double(), example(4, 6)
     ends = {"input_layouts": "S(1)", "output_layouts": "S(1)", "pins": {"weight": "S(0)", "bias": "S(0)"}}
     plan = fxshard.plan(model, (x.requires_grad_(),), Mesh({"tp": 3}), objective="communication", **ends)
@@ -84,7 +86,7 @@ def test_a_norm_over_a_cut_dim_reduces_statistics_only() -> None:
 
 
 def test_norms_that_feed_each_other_are_decided_apart() -> None:
-    """Forward and backward: together, what two of them may do is multiplied."""
+    """One variable for two norms would have as many states as the product of theirs."""
     graph = trace(nn.Sequential(*(nn.LayerNorm(8) for _ in range(4))).double(), example(4, 8), train=True)
     assert sorted(len(g.nodes) for g in groups(graph, lambda node: True)) == [2, 4, 4, 4, 5, 5, 5, 5]
 
@@ -103,7 +105,7 @@ def test_norms_with_one_gradient_are_decided_apart() -> None:
         assert sum("row_norm_backward" in str(n.target) for n in group.nodes) <= 1
 
 
-def test_too_many_states_leave_a_group_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_with_too_many_states_has_no_joint_specs(monkeypatch: pytest.MonkeyPatch) -> None:
     annotated = annotate(trace(Normed().double(), example(4, 8), train=False), Mesh({"tp": 2}))
     group = groups(annotated.graph, lambda node: True)[0]
     groups_module._joint.cache_clear()
@@ -112,8 +114,8 @@ def test_too_many_states_leave_a_group_apart(monkeypatch: pytest.MonkeyPatch) ->
     groups_module._joint.cache_clear()
 
 
-def test_a_value_with_two_names_is_one() -> None:
-    """Tracing picks each output of an operator once; who picks it twice reads the same value."""
+def test_two_getitems_of_one_output_are_one_value() -> None:
+    """Tracing makes one getitem for each output of an operator. A second one of the same output is the same value to a group."""
 
     class Part(nn.Module):
         def __init__(self) -> None:

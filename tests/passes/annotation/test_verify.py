@@ -53,7 +53,7 @@ def with_facts(name: str, **fields: Any) -> Callable[[ShardingPlan], ShardingPla
 
 
 def with_move(**fields: Any) -> Callable[[ShardingPlan], ShardingPlan]:
-    """The first redistribution that has a step, with other fields."""
+    """Other fields for the first redistribution."""
 
     def change(plan: ShardingPlan) -> ShardingPlan:
         first, *others = plan.redistributions
@@ -76,7 +76,7 @@ def with_an_idle_move(plan: ShardingPlan) -> ShardingPlan:
 
 
 def rewritten(name: str, index: int | None, layouts: str) -> Callable[[ShardingPlan], ShardingPlan]:
-    """Another spec for a node (another layout for one of its operands), and redistributions to suit: every edge is in order."""
+    """Another spec for a node, or another layout for one operand, with redistributions that match, so that every edge is consistent."""
 
     def change(plan: ShardingPlan) -> ShardingPlan:
         reads = plan.specs[name].inputs
@@ -137,7 +137,7 @@ def test_a_corrupted_plan_is_refused(corrupt: Callable[[ShardingPlan], ShardingP
         assert error.value.where and error.value.remedy
 
 
-def test_a_partial_plan_of_all_nodes_may_leave_out_what_the_graph_knows() -> None:
+def test_a_partial_plan_of_all_nodes_may_leave_out_operators_shapes_and_dtypes() -> None:
     annotated, plan = planned()
     bare = dataclasses.replace(plan, partial=True, nodes=tuple(dataclasses.replace(n, op="", shapes=(), dtypes=()) for n in plan.nodes))
     verify_plan(annotated, bare)
@@ -147,7 +147,7 @@ def test_a_partial_plan_of_all_nodes_may_leave_out_what_the_graph_knows() -> Non
 
 @pytest.mark.parametrize(("name", "layout"), [("relu", "RP"), ("relu", "S(1)S(1)"), ("args_0", "PR")])
 def test_specs_that_no_rule_offers_are_refused(name: str, layout: str) -> None:
-    """All edges in order: only the rules can tell, and they are asked before anything is lowered."""
+    """All edges are consistent. Only the rules show the fault, and they are consulted before anything is lowered."""
     annotated, plan = planned()
     for check in (verify_plan, lambda a, p: lower_plan(a.graph, p)):
         with pytest.raises(PlanError, match=rf"{name} \(.*\) cannot run as") as error:
@@ -162,8 +162,8 @@ def test_specs_that_no_rule_offers_are_refused(name: str, layout: str) -> None:
         (Step("all_gather", 1, FoldedShard(0, (0, 1)), L("R")[0]), r"takes a step .* from S\(0\)S\(0\)"),
     ],
 )
-def test_an_outer_axis_may_not_move_under_an_inner_one(step: Step, what: str) -> None:
-    """S(0)S(0) -> RS(0) in one all-gather would put the pieces in the wrong order: it leaves the dim folded, and no step begins so."""
+def test_one_gather_cannot_remove_the_outer_axis(step: Step, what: str) -> None:
+    """One all-gather from S(0)S(0) to RS(0) would order the pieces wrongly: on axis 0 it ends folded, on axis 1 it must start folded."""
     annotated, plan = planned()
     first = dataclasses.replace(plan.redistributions[0], source=L("S(0)S(0)"), target=L("RS(0)"), steps=(step,))
     relu = OpSpec((L("RS(0)"),), (L("RS(0)"),))
@@ -180,8 +180,8 @@ def test_an_outer_axis_may_not_move_under_an_inner_one(step: Step, what: str) ->
         verify_plan(annotated, dataclasses.replace(plan, nodes=nodes, redistributions=(moved, *plan.redistributions)))
 
 
-def test_rules_are_asked_once_of_a_plan_that_was_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan that the planner gave for the graph is lowered without them, any other one with them."""
+def test_a_plan_of_the_planner_is_not_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that the planner made for the graph is lowered without consulting the rules, any other plan with them."""
     annotated, plan = planned()
     asked = []
     monkeypatch.setattr(pipeline.annotate, "annotate", lambda *given: asked.append(given) or annotated)

@@ -1,4 +1,4 @@
-"""Ranks that hold nothing: every spec of every node, in graphs whose dims are shorter than the mesh, equals one device."""
+"""Empty shards: every spec of every node, in graphs with dims smaller than the mesh, gives the results of one device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Apply(nn.Module):
 
 
 def rows(*shape: int) -> torch.Tensor:
-    """Negative values too, so that a zero where nothing should be is the greatest."""
+    """Negative values only, so that a wrong zero from an empty shard would be the maximum."""
     return (torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape) % 7 - 9).contiguous()
 
 
@@ -69,7 +69,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
 @pytest.mark.parametrize("axes", [{"a": 4}, {"a": 2, "b": 3}], ids=["a=4", "a=2,b=3"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_spec_of_every_node(name: str, axes: dict[str, int]) -> None:
-    """On two axes there are too many: random plans instead. What is floating is differentiated."""
+    """On two axes these are too many, so random plans are tested. Floating-point inputs have gradients."""
     torch.manual_seed(0)
     model, args = CASES[name]()
     args = tuple(a.requires_grad_() if a.is_floating_point() and name not in ("any", "all") else a for a in args)
@@ -91,7 +91,7 @@ def test_every_spec_of_every_node(name: str, axes: dict[str, int]) -> None:
         assert_equal_to_one_device(result, reference)
         for k, gradient in inputs.items():
             torch.testing.assert_close(result.grads[f"args[{k}]"], gradient, rtol=1e-9, atol=1e-12)
-    assert empty, "no rank held nothing"
+    assert empty, "no plan has an empty shard"
 
 
 def _input_gradients(model: nn.Module, args: tuple[torch.Tensor, ...]) -> dict[int, torch.Tensor]:

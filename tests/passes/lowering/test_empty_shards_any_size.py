@@ -1,4 +1,4 @@
-"""One program for every size of a dim: shards of unequal lengths, of one row and of none, of many operators, beside one device."""
+"""One program for every size of a dim: many operators on uneven, one-row and empty shards, compared with one device."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "circular padding": (lambda: Apply(lambda x: F.pad(x[:, None], (1, 1), mode="circular")), (3,)),
 }
 ASKED = ("prod", "cumulative")
-"""Of which torch's derivative asks, in C++, whether there is one element alone: a guard."""
+"""Operators whose derivative asks, in torch's C++ code, whether there is only one element: a guard."""
 SLOW = ("attention of a batch", "convolution", "amin", "all", "cumulative maximum", "cumulative product")
 MESHES = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2})
 
@@ -82,7 +82,7 @@ def traced(name: str) -> tuple[nn.Module, PlanningGraph]:
 @settings(max_examples=2, deadline=None, phases=[Phase.generate])
 @given(st.data())
 def test_every_size(name: str, data: st.DataObject) -> None:
-    """What torch's kernels ask of a shard, whether it has elements, changes nothing of what they give: it is no guard."""
+    """Torch's kernels ask whether a shard has elements. The answer does not change their result, so it makes no guard."""
     model, graph = traced(name)
     annotated = annotate(graph, Mesh(data.draw(st.sampled_from(MESHES))))
     program = lower_plan(graph, random_graph_plan(annotated, data.draw(st.integers(0, 2))))
@@ -101,8 +101,8 @@ def test_every_size(name: str, data: st.DataObject) -> None:
         torch.testing.assert_close(result.grads["args[0]"], gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_an_example_of_one_element_is_cut_as_larger_ones_are() -> None:
-    """A layout that is asked for holds whichever odd size comes first."""
+def test_an_example_of_one_row_is_sharded_like_larger_ones() -> None:
+    """A pinned layout is used even if the example has one row."""
     model, example = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).double(), (rows(1, 8).requires_grad_(),)
     dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, example, {}, ({0: "n"},)))
     graph = trace(model, example, dynamic=dims)
@@ -122,8 +122,8 @@ greatest.register_fake(lambda x: x.new_empty(x.shape[1:]))
 
 
 @pytest.mark.usefixtures("own_rules")
-def test_what_is_taken_for_granted_of_a_shard_is_a_guard_with_its_reason() -> None:
-    """Of an operator of the user's nobody knows what it gives of nothing."""
+def test_an_operator_that_rejects_empty_shards_makes_a_guard_with_the_reason() -> None:
+    """The result of a user's operator on an empty shard is not known."""
     fxshard.register_rule("tests::greatest", "n c -> c", reduce={"n": "max"})
     model, args = Apply(lambda x: torch.ops.tests.greatest(x)), (rows(7, 2),)
     dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, args, {}, ({0: "n"},)))
@@ -137,7 +137,7 @@ def test_what_is_taken_for_granted_of_a_shard_is_a_guard_with_its_reason() -> No
 
 
 class Frozen(nn.Module):
-    """A batch norm that trains its weight by statistics that stay."""
+    """A batch norm that trains its weight with fixed statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,8 +148,8 @@ class Frozen(nn.Module):
         return self.norm(x) * 2
 
 
-def test_a_kernel_that_dies_of_no_rows_is_not_called() -> None:
-    """torch's own divides by their number, which ends the process."""
+def test_a_kernel_that_crashes_on_an_empty_shard_is_not_called() -> None:
+    """Torch's kernel divides by the number of rows, which kills the process."""
     model, args = Frozen(), (torch.randn(7, 3).double(),)
     dims = tuple(replace(d, uneven=True) for d in dynamic_dims(model, args, {}, ({0: "n"},)))
     graph = trace(model, args, dynamic=dims)
@@ -162,7 +162,7 @@ def test_a_kernel_that_dies_of_no_rows_is_not_called() -> None:
         assert_equal_to_one_device(simulate_program(at, program_values(at, model, call)), one_device(copy.deepcopy(model), call))
 
 
-def test_attention_of_cut_queries_where_a_rank_has_none() -> None:
+def test_attention_with_an_empty_shard_of_queries() -> None:
     """The query that pads an empty shard adds nothing to the gradients of keys and values."""
     model, graph = traced("attention over a length")
     pins = {"getitem": "S(2)", "getitem_2": "S(2)"}  # the result and the gradient of the queries

@@ -1,4 +1,4 @@
-"""Plans that compute or gather again, with ranks that hold nothing: where order tells where the backward begins, all ranks agree."""
+"""Plans that recompute or gather again, with empty shards. All ranks must agree where the backward begins."""
 
 from __future__ import annotations
 

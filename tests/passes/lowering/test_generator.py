@@ -1,4 +1,4 @@
-"""``rng="torch"``: torch's own numbers on each rank, alike where ranks hold the same shard, others elsewhere."""
+"""``rng="torch"``: torch's generator on each rank, with equal numbers on ranks that hold the same shard and others elsewhere."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def drawn(layout: str, seed: int = 0, rng: str = "torch") -> tuple[torch.Tensor,
 
 
 def test_replicas_are_equal_and_shards_differ() -> None:
-    """The simulator takes the first of replicas; that others are equal it checks where it gathers whole values."""
+    """The simulator returns the first replica. Where it gathers whole values, it checks that the replicas are equal."""
     for layout in ("S(0)R", "RS(0)"):
         mask, noise, whole, order = drawn(layout)
         assert not torch.equal(mask[:3], mask[3:]) and not torch.equal(noise[:3], noise[3:])
         assert sorted(order.tolist()) == list(range(6)) and whole.shape == (4, 4)
         assert set(mask.unique().tolist()) == {0.0, 2.0}
-        assert all(map(torch.equal, drawn(layout), (mask, noise, whole, order))), "the seed governs"
+        assert all(map(torch.equal, drawn(layout), (mask, noise, whole, order))), "equal seeds give equal numbers"
         assert not any(map(torch.equal, drawn(layout, seed=1)[:3], (mask, noise, whole)))
 
 
 def test_the_numbers_are_torchs_own_and_depend_on_the_mesh() -> None:
-    """Each shard's are a start of torch's stream from some seed: rand of half the rows is not the upper half of rand of all."""
+    """Each shard starts a stream of torch's generator, so the second shard is not the second half of a draw for the whole tensor."""
     halves, whole = drawn("S(0)R")[1], drawn("RR")[1]
-    assert torch.equal(halves[:3], whole[:3]), "the first shard begins where the whole does"
+    assert torch.equal(halves[:3], whole[:3]), "the first shard starts the same stream as the whole"
     assert not torch.equal(halves[3:], whole[3:])
     assert all(map(torch.equal, drawn("S(0)R", rng="fxshard"), drawn("RR", rng="fxshard")))
 
 
 @pytest.mark.parametrize("kind", ["kept", "uniform", "normal", "integers", "permutation"])
-def test_a_shard_is_a_function_of_seed_number_and_place(kind: str) -> None:
+def test_a_shard_depends_only_on_seed_draw_and_offset(kind: str) -> None:
     shape, dtype = ([64], torch.int64) if kind in ("integers", "permutation") else ([64], torch.bool if kind == "kept" else torch.float32)
 
     def shard(seed: int, call: int, start: int) -> torch.Tensor:
@@ -61,11 +61,11 @@ def test_a_shard_is_a_function_of_seed_number_and_place(kind: str) -> None:
     assert torch.equal(shard(5, 0, 0), shard(5, 0, 0))
     assert not any(torch.equal(shard(5, 0, 0), other) for other in (shard(6, 0, 0), shard(5, 1, 0), shard(5, 0, 32)))
     assert torch.equal(torch.get_rng_state(), before), "the user's generator is left alone"
-    if kind == "permutation":  # drawn whole, then cut
+    if kind == "permutation":  # drawn whole, then sharded
         assert sorted([*shard(5, 0, 0).tolist(), *shard(5, 0, 32).tolist()]) == list(range(64))
 
 
-def test_a_file_says_which_generator(tmp_path: Path) -> None:
+def test_a_file_records_the_generator(tmp_path: Path) -> None:
     program = fxshard.export(model(), (X,), MESH, rng="torch", cache=False)
     other = fxshard.export(model(), (X,), MESH, cache=False)
     assert program.hash != other.hash and program.plan.hash == other.plan.hash

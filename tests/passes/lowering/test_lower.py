@@ -39,7 +39,7 @@ def calls(module: fx.GraphModule, *targets: object) -> list[fx.Node]:
 
 
 def issued(module: fx.GraphModule) -> list[tuple[str, str, tuple[int, ...], str]]:
-    """(kind, axis, buffer, dtype) of the collectives that stand in a graph."""
+    """(kind, axis, buffer, dtype) of the collectives in a graph."""
     nodes = [(n, n.args[0].meta["val"]) for n in calls(module, *KINDS)]
     return [(KINDS[n.target], n.args[-1], tuple(x.shape), str(x.dtype)) for n, x in nodes]
 
@@ -47,7 +47,7 @@ def issued(module: fx.GraphModule) -> list[tuple[str, str, tuple[int, ...], str]
 @pytest.mark.parametrize("axes", ["a=4", "a=2,b=2"])
 @pytest.mark.parametrize("seed", range(6))
 def test_even_shards_are_one_graph_without_padding(axes: str, seed: int) -> None:
-    """Slices only take a buffer apart in equal blocks; the rank enters by its axis index alone, unclamped."""
+    """Slices only split a buffer into equal blocks. The graph depends on the rank only by its axis index, unclamped."""
     graph, mesh = mlp(16, 32), parse_mesh(axes)
     program = lower(graph, random_graph_plan(annotate(graph, mesh), seed))
     (module,) = program.modules.values()
@@ -109,8 +109,8 @@ def test_a_shared_redistribution_is_emitted_once(count: int) -> None:
     ]
 
 
-def test_what_only_one_result_needs_is_not_shared() -> None:
-    """One value returned in three layouts: as it is, whole, and cut along the other dim."""
+def test_results_in_different_layouts_share_no_redistribution() -> None:
+    """One value returned in three layouts: its own, replicated, and sharded on the other dim."""
     graph, mesh = build([(8, 6)], [(aten.relu.default, 0)], [1, 1, 1]), Mesh({"a": 2})
     layout = L("S(0)")
     specs = {"input_0": OpSpec((), (layout,)), "relu_default": OpSpec((layout,), (layout,))}
@@ -135,7 +135,7 @@ def test_size_classes_are_the_distinct_sizes_of_shards() -> None:
 
 @pytest.mark.parametrize("rows", [6, 5])
 def test_bools_travel_as_bytes(rows: int) -> None:
-    """Where x > 0, cut by rows, is asked for whole and by columns."""
+    """``x > 0``, sharded by rows, is returned replicated and sharded by columns."""
     x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
     graph, mesh = build([(rows, 4)], [(aten.gt.Scalar, 0, Const(0))], [1, 1]), Mesh({"a": 2})
     layout = L("S(0)")

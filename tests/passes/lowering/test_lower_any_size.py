@@ -1,4 +1,4 @@
-"""Lowered with symbols, a program is at any sizes the program that is lowered at these sizes, and computes what one device does."""
+"""A program lowered with symbolic sizes equals, at any sizes, the program lowered for these sizes, and computes what one device does."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from fxshard.passes.annotation.recompute import expand
 from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import lower_plan
-from fxshard.passes.trace.trace import trace
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values, sizes_of_call
-from fxshard.shapes import dynamic_dims
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 
@@ -32,8 +30,8 @@ MESHES = [{"a": 2}, {"a": 2, "b": 2}, {"a": 3}]
 
 
 @pytest.mark.parametrize("name, mesh", [*(("perceptron", mesh) for mesh in MESHES), ("one layer", MESHES[1])], ids=str)
-def test_even_sizes_as_lowered_there(name: str, mesh: dict[str, int]) -> None:
-    """Node by node, with every collective's bytes, for plans of several kinds."""
+def test_even_sizes_equal_the_program_lowered_for_them(name: str, mesh: dict[str, int]) -> None:
+    """Node by node and with the bytes of every collective, for random plans."""
     _, graph = traced(name, 12, 12)
     assert graph.family is not None
     annotated = annotate(graph, fxshard.Mesh(mesh))
@@ -52,14 +50,14 @@ def test_even_sizes_as_lowered_there(name: str, mesh: dict[str, int]) -> None:
 
 
 def lower_at(graph: PlanningGraph, plan: fxshard.ShardingPlan) -> ShardedProgram:
-    """As of numbers; the plan's own shapes are those of another size, which is not what is compared."""
+    """Lowers a graph of numeric sizes without verifying the plan, whose shapes are those of another size."""
     from fxshard.passes.lowering import lower as module
 
     return module._lower_at(expand(graph, plan.recomputed), plan)
 
 
-def equal_there(program: ShardedProgram, name: str, model: torch.nn.Module, batch: int, seq: int) -> bool:
-    """Simulates ``program`` at sizes, beside one device; False where it refuses them."""
+def equals_one_device(program: ShardedProgram, name: str, model: torch.nn.Module, batch: int, seq: int) -> bool:
+    """Simulates ``program`` at these sizes and compares it with one device; False if it refuses them."""
     args = CASES[name][1](batch, seq)
     sizes = sizes_of_call(program, args, {})
     if program.refuses(sizes) is not None:
@@ -78,30 +76,30 @@ def test_uneven_sizes_equal_one_device(examples: int) -> None:
     annotated = annotate(graph, fxshard.Mesh({"a": 2, "b": 2}))
 
     def check(seed: int, batch: int, seq: int) -> None:
-        assert equal_there(lower_plan(graph, random_graph_plan(annotated, seed)), "perceptron", model, batch, seq)
+        assert equals_one_device(lower_plan(graph, random_graph_plan(annotated, seed)), "perceptron", model, batch, seq)
 
     cases = given(st.integers(0, 1000), st.integers(1, 13), st.integers(1, 13))(check)
     settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])(cases)()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pieces_within_pieces_of_unequal_lengths(seed: int) -> None:
+def test_nested_chunks_of_unequal_lengths(seed: int) -> None:
     model, graph = traced("flattened", 6, 6, uneven=True)
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2, "b": 2})), seed))
-    assert all(equal_there(program, "flattened", model, *sizes) for sizes in ((7, 7), (7, 5), (9, 11), (1, 3), (1, 1)))
+    assert all(equals_one_device(program, "flattened", model, *sizes) for sizes in ((7, 7), (7, 5), (9, 11), (1, 3), (1, 1)))
 
 
 @pytest.mark.parametrize("name", ["one layer", pytest.param("llama", marks=pytest.mark.slow)])
 def test_one_program_serves_every_size(name: str) -> None:
-    """Of one row, of which the second rank holds none, too."""
+    """One row, of which the second rank has none, is such a size too."""
     model, graph = traced(name, 5, 7, uneven=True)
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 1))
-    assert len(program.modules) == 1  # of all ranks
+    assert len(program.modules) == 1  # one for all ranks
     assert not program.guards
-    assert all(equal_there(program, name, model, *sizes) for sizes in ((5, 7), (4, 8), (3, 11), (1, 8), (8, 1), (1, 1)))
+    assert all(equals_one_device(program, name, model, *sizes) for sizes in ((5, 7), (4, 8), (3, 11), (1, 8), (8, 1), (1, 1)))
 
 
-def test_of_even_programs_odd_sizes_are_refused_by_name() -> None:
+def test_an_even_program_refuses_odd_sizes_by_name() -> None:
     _, graph = traced("perceptron", 6, 1)
     plan = random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0)
     program = lower_plan(graph, plan)
@@ -112,23 +110,7 @@ def test_of_even_programs_odd_sizes_are_refused_by_name() -> None:
         program_at(program, {"batch": 7})
 
 
-class Scaled(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (6 / (x.shape[0] - 3))
-
-
-def test_a_number_without_a_value_is_refused_by_its_size() -> None:
-    """6 / (n - 3) at three rows; at five it is three."""
-    args = (torch.ones(5, 4, dtype=torch.float64),)
-    graph = trace(Scaled(), args, train=False, dynamic=dynamic_dims(Scaled(), args, {}, {"x": {0: "n"}}))
-    program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 1})), 0))
-    at = program_at(program, {"n": 5})
-    assert simulate_program(at, program_values(at, Scaled(), args)).outputs.eq(3).all()
-    with pytest.raises(SizesError, match="computed from sizes has no value at n=3"):
-        program_at(program, {"n": 3})
-
-
-def test_what_a_pass_takes_for_granted_is_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_condition_that_a_pass_evaluates_is_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     def asks(program: ShardedProgram) -> ShardedProgram:
         assert program.sizes[0].value > 3
         return program
@@ -143,7 +125,7 @@ def test_what_a_pass_takes_for_granted_is_a_guard(monkeypatch: pytest.MonkeyPatc
     assert "batch > 3" in (program.refuses({"batch": 2}) or "")
 
 
-def test_passes_that_cut_by_numbers_are_left_out_and_say_so() -> None:
+def test_passes_that_need_numeric_sizes_are_left_out_with_a_reason() -> None:
     _, graph = traced("one layer", 4, 8)
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0))
     left = {effect.name: effect.left_out for effect in program.effects}

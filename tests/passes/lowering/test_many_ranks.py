@@ -1,4 +1,4 @@
-"""Odd sizes on meshes of many ranks: one graph for all of them, whose size does not grow with the mesh, beside one device in float64."""
+"""Odd sizes on large meshes: one graph for all ranks, which does not grow with the mesh, compared with one device in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from passes.any_size import traced
 from passes.lowering.test_empty_shards_any_size import Frozen
-from passes.lowering.test_lower_any_size import equal_there
+from passes.lowering.test_lower_any_size import equals_one_device
 from torch import nn
 
 from fxshard.layout.layouts import Layout, local_shape
@@ -24,7 +24,7 @@ from fxshard.shapes import dynamic_dims
 from fxshard.testing.random_plan import random_graph_plan
 
 SIZES = ((1, 1), (5, 3), (17, 19), (37, 36), (36, 1))
-"""One row, fewer than an axis has ranks, one less and one more than a multiple, and a multiple."""
+"""Batch and length: 1, less than the 18 ranks of an axis, one less and one more than a multiple of 18, and a multiple."""
 
 
 @cache
@@ -49,30 +49,30 @@ def test_equal_to_one_device(name: str, mesh: tuple[tuple[str, int], ...], seed:
     assert program.ranks
     verify_program(program)
     for sizes in SIZES:
-        assert equal_there(program, name, model, *sizes)
+        assert equals_one_device(program, name, model, *sizes)
 
 
 @pytest.mark.slow
 def test_64_ranks() -> None:
     model, program = lowered("perceptron", (("a", 64),), 0)
     for batch in (1, 63, 65, 130):
-        assert equal_there(program, "perceptron", model, batch, 1)
+        assert equals_one_device(program, "perceptron", model, batch, 1)
 
 
 @pytest.mark.parametrize("name", ["perceptron", "flattened"])
 def test_graphs_do_not_grow_with_the_mesh(name: str) -> None:
-    """Of plans by the same draws: as many calls for 96 ranks as for 24, a few more or less where other specs are legal."""
+    """Plans drawn with one seed have as many calls for 96 ranks as for 24, except for a few where other specs are legal."""
     _, graph = traced(name, 40, 38, uneven=True)
     counts = []
     for ranks in (24, 96):
         program = lower(graph, random_graph_plan(annotate(graph, Mesh({"a": ranks})), 0))
         counts.append(max(len(module.graph.nodes) for module in program.modules.values()))
-        assert len(program.modules) <= 4  # size classes of what is cut into numbers
+        assert len(program.modules) <= 4  # size classes of the static dims
     assert counts[1] < 1.2 * counts[0], counts
 
 
-def test_a_guard_of_64_ranks_is_one() -> None:
-    """It is asked of each rank when a size is seen: held to the ranks' own lengths."""
+def test_a_condition_on_64_ranks_is_one_guard() -> None:
+    """It is evaluated for each rank when a size is checked, and agrees with the lengths of the ranks' shards."""
     args = (torch.randn(100, 3).double(),)
     dims = tuple(replace(d, uneven=True) for d in dynamic_dims(Frozen(), args, {}, ({0: "n"},)))
     graph, mesh = trace(Frozen(), args, dynamic=dims), Mesh({"a": 8, "b": 8})

@@ -1,4 +1,4 @@
-"""Random numbers depend on the seed and the draw's number alone: the same on every mesh and plan, distributed as torch's."""
+"""Random numbers depend only on seed, draw and element index: they are equal on every mesh and plan, and distributed like torch's."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_eval_draws_nothing() -> None:
 
 def test_each_draw_has_a_number_in_graph_order() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
-        torch.rand(3)  # read by nobody: it takes no number
+        torch.rand(3)  # nothing reads it, so it has no number
         return F.dropout(x, 0.5) + torch.rand_like(x) + checkpoint(lambda y: F.dropout(y, 0.5), x, use_reentrant=False)
 
     numbers = {torch.ops.fxshard.dropout.default: 3, torch.ops.fxshard.random.default: 6}
@@ -159,7 +159,7 @@ def test_each_draw_has_a_number_in_graph_order() -> None:
         assert len(graph.inputs_of("seed")) == 1
 
 
-def test_attention_that_is_written_out_for_its_dropout_is_listed() -> None:
+def test_attention_with_dropout_is_decomposed_and_listed() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(F.dropout(x, 0.5), x, x, dropout_p=0.25)
 
@@ -169,7 +169,7 @@ def test_attention_that_is_written_out_for_its_dropout_is_listed() -> None:
     assert "run as several operators" in str(plan) and reason[:40] in str(plan)
 
 
-def test_manual_seed_governs_and_draws_differ() -> None:
+def test_equal_seeds_give_equal_numbers_and_two_draws_differ() -> None:
     model = module(lambda x: (torch.rand_like(x), torch.rand_like(x)))
     graph = trace(model, (X,))
     first, again = (simulated(graph, mesh, model, (X,)).outputs for mesh in (SQUARE, THREE))
@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize(("function", "name"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_keyed_is_refused_by_name(function: Callable[..., Any], name: str) -> None:
+def test_random_operators_that_cannot_be_keyed_are_refused_by_name(function: Callable[..., Any], name: str) -> None:
     with pytest.raises(TraceError, match=name) as caught:
         trace(module(function), (X,))
     assert "test_neutral_draws.py" in caught.value.where and "pass the numbers in" in caught.value.remedy

@@ -1,4 +1,4 @@
-"""Padding by an amount with symbols: the graph states the strides that torch's kernel gives at every size, also if nothing is added."""
+"""Padding by a symbolic amount: the strides in the graph are those of torch's kernel at every size, even if the amount is 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import fx
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.lowering.local_graph import FAKES, LocalGraph, SymbolicValues
+from fxshard.passes.lowering.local_graph import FAKES, NUMBERS, LocalGraph, SymbolicValues
 from fxshard.passes.lowering.shaping import pad_to
 from fxshard.shapes import instantiated
 
@@ -30,3 +30,20 @@ def test_strides_of_a_padded_transpose(size: int) -> None:
     (real,) = fx.Interpreter(module).run(torch.randn(size, 3))
     assert real.shape == stated.shape
     assert real.is_contiguous() and stated.is_contiguous()
+
+
+def test_inductor_compiles_the_padding_of_bools_that_were_bytes() -> None:
+    """The mask of a GPT-2 under a random plan: gathered as bytes, indexed, and padded for the next collective."""
+    local = LocalGraph(Mesh({"a": 2}), (0,), NUMBERS)
+    x = local.placeholder("x", (40, 32), torch.empty(0, dtype=torch.uint8))
+    mask = local.emit(aten._to_copy.default, x, dtype=torch.bool)
+    rows = local.emit(aten.unsqueeze.default, local.emit(aten.arange.default, 40, dtype=torch.int64), 1)
+    columns = local.emit(aten.arange.default, 32, dtype=torch.int64)
+    padded = pad_to(local, local.emit(aten.index.Tensor, mask, [rows, columns]), (41, 32))
+    local.graph.output((local.emit(aten.masked_fill.Scalar, local.emit(aten.ones.default, [41, 32]), padded, -1.0),))
+    module = local.finish()
+    given = torch.randint(0, 2, (40, 32), dtype=torch.uint8)
+    want = torch.cat([torch.where(given > 0, -1.0, 1.0), torch.ones(1, 32)])
+    torch._dynamo.reset()
+    (have,) = torch.compile(module)(given)
+    assert torch.equal(have, want)

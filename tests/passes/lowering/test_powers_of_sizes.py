@@ -1,4 +1,4 @@
-"""Powers of sizes that a model computes with: as on one device, of any length until an operator takes them, and read from files."""
+"""Powers of sizes in a model: equal to one device, limited to 64 bits only where an operator reads them, and stored in files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MESH = fxshard.Mesh({"dp": 2})
 POWERS: dict[str, Callable[[int], float]] = {
     "5": lambda n: n**5,
     "a product": lambda n: 3 * n**7 - n,
-    "by itself": lambda n: n**n,
-    "below one": lambda n: n**-2,
+    "n to the n": lambda n: n**n,
+    "negative exponent": lambda n: n**-2,
     "of a float": lambda n: float(n) ** -3.5,
 }
 
 
 @pytest.mark.parametrize("power", POWERS.values(), ids=POWERS)
-def test_they_are_those_of_one_device(power: Callable[[int], float]) -> None:
+def test_powers_equal_those_of_one_device(power: Callable[[int], float]) -> None:
     model = LinearThen(lambda y: y * power(y.shape[0]))
     plan = fxshard.plan(model, (rows(8),), MESH, dynamic_shapes=({0: "n"},))
     for count in (8, 1, 5, 12):
@@ -32,7 +32,7 @@ def test_they_are_those_of_one_device(power: Callable[[int], float]) -> None:
         assert plan.at(n=count).objective > 0
 
 
-def test_one_that_no_operator_takes_is_refused_with_its_line() -> None:
+def test_a_power_too_large_for_an_operator_is_refused_with_its_line() -> None:
     """7132 ** 5 is the first fifth power beyond 64 bits, for which one device raises OverflowError."""
     model = LinearThen(lambda y: y * y.shape[0] ** 5)
     plan = fxshard.plan(model, (rows(4096),), MESH, dynamic_shapes=({0: "n"},))
@@ -49,8 +49,8 @@ def stored(function: Callable[[Tensor], Tensor], path: Path) -> fxshard.Exported
     return fxshard.load(path / "m.pt2")
 
 
-@pytest.mark.parametrize("name", ["5", "below one", "of a float"])
-def test_in_files(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["5", "negative exponent", "of a float"])
+def test_powers_in_files(name: str, tmp_path: Path) -> None:
     power = POWERS[name]
     program = stored(lambda y: y * power(y.shape[0]), tmp_path)
     for count in (3, 8):
@@ -58,7 +58,7 @@ def test_in_files(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(fxshard.simulate(program, (rows(count),)).outputs, want, rtol=1e-9, atol=0)
 
 
-def test_those_that_a_file_would_not_be_read_with_are_not_saved(tmp_path: Path) -> None:
+def test_powers_that_could_not_be_loaded_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"\*\*9 cannot be stored: a power"):
         stored(lambda y: y * y.shape[0] ** 9, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -22,7 +22,7 @@ from fxshard.testing.random_plan import random_graph_plan
 
 
 class Typed(nn.Module):
-    """Calls that compare as equal, and differ: 1, 1.0; operands that are one tensor, or two; draws, which ask for places of shards."""
+    """Calls that look equal but differ: by 1 and 1.0, or by one tensor twice and two tensors; and draws, which read offsets of shards."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = (x + 1) + 1.0 + (y + 1.0) + (y + 1)
@@ -41,12 +41,12 @@ def _described(node: fx.Node) -> tuple[Any, ...]:
     return node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), [u.name for u in node.users], values, meta
 
 
-def anew(self: LocalGraph, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
+def without_replay(self: LocalGraph, key: Hashable, objects: Any, operands: Sequence[fx.Node], make: Callable[[], Any]) -> Any:
     return make()
 
 
-class Normed(nn.Module):
-    """Backward operators that leave out some of their results."""
+class Convolutions(nn.Module):
+    """Their backward operators leave out some of their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ CASES: dict[str, Callable[[], Annotated]] = {
     "llama": lambda: annotate(trace(*llama()), parse_mesh("dp=2,tp=2")),
     "uneven": lambda: annotate(trace(*llama(5)), parse_mesh("dp=2,tp=2")),
     "gpt2": lambda: annotate(trace(*gpt2(vocabulary=64)), parse_mesh("a=3")),
-    "masked": lambda: annotate(trace(Normed(), (torch.randn(4, 4, 9),)), parse_mesh("a=2")),
+    "masked": lambda: annotate(trace(Convolutions(), (torch.randn(4, 4, 9),)), parse_mesh("a=2")),
     "typed": lambda: annotate(trace(Typed(), (torch.randn(4, 6), torch.randn(4, 6))), parse_mesh("a=2,b=2")),
     "llama of any size": lambda: annotate(traced("one layer", 12, 12)[1], parse_mesh("dp=2,tp=2")),
     "llama of any size, odd ones too": lambda: annotate(traced("one layer", 12, 12, uneven=True)[1], parse_mesh("a=3")),
@@ -74,11 +74,11 @@ SLOW = "llama of any size, odd ones too"
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] if case == SLOW else []) for case in CASES])
-def test_the_same_graph_as_call_by_call(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_graphs_equal_those_lowered_call_by_call(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     annotated = CASES[case]()
     plans = [random_graph_plan(annotated, seed, frugal=bool(seed % 2)) for seed in range(1 if case.startswith("llama of any size") else 2)]
     programs = [lower(annotated.graph, plan) for plan in plans]
-    monkeypatch.setattr(LocalGraph, "record_or_replay", anew)
+    monkeypatch.setattr(LocalGraph, "record_or_replay", without_replay)
     for plan, program in zip(plans, programs, strict=True):
         by_itself = lower(annotated.graph, plan)
         assert nodes_of(program) == nodes_of(by_itself)
@@ -86,8 +86,8 @@ def test_the_same_graph_as_call_by_call(case: str, monkeypatch: pytest.MonkeyPat
         assert list(map(str, program.guards)) == list(map(str, by_itself.guards))
 
 
-def test_a_second_layer_asks_no_local_form_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four equal steps the last two ask for nothing: an operator's operand in the first is an input, whose value is as theirs."""
+def test_equal_layers_are_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first of four equal steps is recorded, a product and a relu. That its operand is an input makes no difference."""
     asked = []
     once = LocalGraph.record_or_replay
 
@@ -107,7 +107,7 @@ def test_a_second_layer_asks_no_local_form_again(monkeypatch: pytest.MonkeyPatch
     assert len(asked) == 2
 
 
-def test_what_is_emitted_again_reads_its_own_operands() -> None:
+def test_replayed_nodes_read_their_own_operands() -> None:
     local = LocalGraph(parse_mesh("a=2"), (0,))
     aten, value = torch.ops.aten, torch.empty(4, 4, device="meta")
     x, y, z = (local.placeholder(name, (4, 4), value) for name in "xyz")

@@ -1,4 +1,4 @@
-"""Slices whose ends are computed of a dynamic size, under random plans: the numbers of one device in float64 at other sizes."""
+"""Slices with bounds computed from a dynamic size, under random plans: at other sizes they equal one device in float64."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES = [
 
 @functools.cache
 def traced(name: str, uneven: bool) -> tuple[LinearThen, PlanningGraph]:
-    """The model and its graph, which meshes share."""
+    """The model and its graph, shared by all meshes."""
     model, example = LinearThen(SLICES[name]), rows(24)
     dims = tuple(replace(dim, uneven=uneven) for dim in dynamic_dims(model, (example,), {}, {"x": {0: "n"}}))
     return model, trace(model, (example,), dynamic=dims)
@@ -57,7 +57,7 @@ def traced(name: str, uneven: bool) -> tuple[LinearThen, PlanningGraph]:
 
 @pytest.mark.parametrize(("mesh", "name", "uneven"), CASES, ids=str)
 def test_equal_to_one_device(mesh: dict[str, int], name: str, uneven: bool) -> None:
-    """A plan that cuts what is never of a length that the mesh divides is refused by name."""
+    """A plan that shards a dim which the mesh divides at no size is refused by name."""
     (model, graph), done = traced(name, uneven), 0
     annotated = annotate(graph, fxshard.Mesh(mesh))
     for seed in range(4):
@@ -76,7 +76,7 @@ def test_equal_to_one_device(mesh: dict[str, int], name: str, uneven: bool) -> N
 
 
 def test_sizes_do_not_grow_from_layer_to_layer() -> None:
-    """Halves that change places are as long as both were; four times before, an expression of 3,000 characters."""
+    """Two swapped halves are together as long as before. Unsimplified, four layers make an expression of 3,000 characters."""
     model, example = LinearThen(lambda y: functools.reduce(lambda x, _: SLICES["halves"](x).tanh(), range(4), y)), rows(24)
     family = trace(model, (example,), dynamic=dynamic_dims(model, (example,), {}, {"x": {0: "n"}})).family
     assert family is not None
@@ -89,8 +89,8 @@ def test_sizes_do_not_grow_from_layer_to_layer() -> None:
     }
 
 
-def test_extremes_that_ranges_settle() -> None:
-    """What is left is the same number at every size; what may go either way stays."""
+def test_min_and_max_that_ranges_decide() -> None:
+    """The simplified expression has the same value at every size. A Min or Max that the ranges do not decide stays."""
     env = SymbolEnv()
     n = symbol_of(env.symbol("n", 4, 1, 40))
     half = FloorDiv(n, 2) + 1

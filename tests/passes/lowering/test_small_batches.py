@@ -1,4 +1,4 @@
-"""Batches with fewer rows than ranks, cut over them: one row lies on one rank, none on none."""
+"""Sharded batches with fewer rows than ranks, or with none: some ranks have no rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("mesh", [Mesh({"a": 4}), Mesh({"a": 2, "b": 2})], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3])
 def test_fewer_rows_than_ranks(rows: int, mesh: Mesh) -> None:
-    """Outputs and gradients of one device, the output returned cut like the input."""
+    """Outputs and gradients equal those of one device. The output is returned sharded like the input."""
     torch.manual_seed(rows)
     model, x = Net().double(), torch.randn(rows, 4, dtype=torch.float64)
     cut = "S(0)" * mesh.ndim

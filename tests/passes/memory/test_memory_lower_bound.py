@@ -1,4 +1,4 @@
-"""What a plan holds lies at every time between the two counts that a limit is solved by: what all plans hold, and what is surely enough."""
+"""At every time a plan's memory lies between the solver's two estimates: the floor, which every plan needs, and an upper bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.passes.random_models import drawn
 
 
 class Block(nn.Module):
-    """Values with one reader and with several, views of them, products that both halves of a step read."""
+    """Values with one reader and with several, views of them, and products that forward and backward read."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 def usage(problem: PlacementProblem, choices: Sequence[int], times: int) -> np.ndarray:
-    """Time by time, from the problem's own `Live.total`."""
+    """Memory at each time, by ``Live.total`` of the problem."""
 
     def at(t: int) -> float:
         return sum(live.total(problem.transfers, choices) for live in problem.all_lives if live.lo <= t < live.hi)
@@ -52,17 +52,17 @@ def usage(problem: PlacementProblem, choices: Sequence[int], times: int) -> np.n
     return np.array([at(t) for t in range(times)])
 
 
-def any_choices(formulation: Formulation, seed: int) -> tuple[int, ...]:
-    """Legal ones: the cheapest where everything costs what is drawn, and memory nothing."""
+def random_choices(formulation: Formulation, seed: int) -> tuple[int, ...]:
+    """Random legal choices: the cheapest for random costs of nodes, free redistributions and no memory limit."""
     drawn, problem = np.random.default_rng(seed), formulation.problem
     costs = tuple(np.where(np.isinf(c), np.inf, drawn.uniform(0, 100, len(c))) for c in problem.node_costs)
     free = tuple(replace(t, prices=np.where(np.isinf(t.prices), np.inf, 0.0)) for t in problem.transfers)
     loose = replace(problem, node_costs=costs, transfers=free, usage_limit=None, lives=())
-    return one_of_equals(formulation, solve(loose, work_limit=2e7, start=formulation.start).choices)
+    return without_unused_saves(formulation, solve(loose, work_limit=2e7, start=formulation.start).choices)
 
 
-def one_of_equals(formulation: Formulation, choices: Sequence[int]) -> tuple[int, ...]:
-    """What is kept for blocks none of which is computed again is not kept: the same plan."""
+def without_unused_saves(formulation: Formulation, choices: Sequence[int]) -> tuple[int, ...]:
+    """The same plan, without values that are saved only for blocks which are not recomputed."""
     found = list(choices)
     redone = {node for var, block in formulation.blocks.items() if choices[var] for node in block.nodes}
     for one in formulation.kept:
@@ -72,7 +72,7 @@ def one_of_equals(formulation: Formulation, choices: Sequence[int]) -> tuple[int
 
 
 def check(graph: PlanningGraph, mesh: str, seeds: range) -> int:
-    """How many plans compute blocks again."""
+    """Checks the plan of each seed; returns how many of them recompute blocks."""
     annotated, constraints = (
         annotate(graph, parse_mesh(mesh)),
         constraints_of(graph, parse_mesh(mesh), memory_limit=10**9, optimizer="adam"),
@@ -81,11 +81,11 @@ def check(graph: PlanningGraph, mesh: str, seeds: range) -> int:
     assert formulation.relaxed is not None
     runs, redone = sorted(formulation.times.values()), 0
     for seed in seeds:
-        choices = any_choices(formulation, seed)
+        choices = random_choices(formulation, seed)
         redone += any(choices[var] for var in formulation.blocks)
         held = memory_over_time(annotated, constraints, formulation, choices)
         low, high = (usage(problem, choices, len(held)) for problem in (formulation.relaxed, formulation.problem))
-        ran = held[runs] > 0  # second runs that are not made hold nothing
+        ran = held[runs] > 0  # a second run that does not happen holds nothing
         assert (low[runs] <= held[runs] + 1e-6)[ran].all(), f"seed {seed}"
         assert (held[runs] <= high[runs] + 1e-6)[ran].all(), f"seed {seed}"
     return redone
@@ -93,13 +93,13 @@ def check(graph: PlanningGraph, mesh: str, seeds: range) -> int:
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("mesh", ["a=2", "a=2,b=2"])
-def test_every_plan_is_between_the_counts(mesh: str, train: bool) -> None:
+def test_every_plan_is_between_the_estimates(mesh: str, train: bool) -> None:
     graph = trace(Model(), (torch.randint(0, 12, (4, 4)),), train=train)
     assert check(graph, mesh, range(6)) or not train
 
 
-def test_a_chain_is_counted_as_it_is() -> None:
-    """Where each value has one reader, views between them or not, the relaxed problem is what a plan holds."""
+def test_the_relaxed_problem_of_a_chain_is_exact() -> None:
+    """If each value has one reader, directly or through views, the relaxed problem is the memory of the plan."""
 
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -111,13 +111,13 @@ def test_a_chain_is_counted_as_it_is() -> None:
     formulation = formulate(annotated, constraints)
     assert formulation.relaxed is not None
     for seed in range(8):
-        choices = any_choices(formulation, seed)
+        choices = random_choices(formulation, seed)
         held = memory_over_time(annotated, constraints, formulation, choices)
         assert usage(formulation.relaxed, choices, len(held)) == pytest.approx(held), f"seed {seed}"
 
 
-def test_what_is_kept_and_returned_may_die_before_the_end() -> None:
-    """A value that is read by the loss, kept for the backward and returned: as made it is needed by none of them to the end."""
+def test_a_value_that_is_saved_and_returned_may_die_before_the_end() -> None:
+    """It is read by the loss, saved for the backward and returned. None of these needs its original layout until the end."""
 
     class Scored(nn.Module):
         def __init__(self) -> None:
@@ -131,8 +131,8 @@ def test_what_is_kept_and_returned_may_die_before_the_end() -> None:
     check(trace(Scored(), (torch.randn(8, 4), torch.randint(0, 6, (8,)))), "a=2", range(12))
 
 
-def test_what_only_the_backward_reads_and_is_returned() -> None:
-    """A sigmoid at the end of a model: nothing in the forward reads it, the backward does before it is returned."""
+def test_a_returned_value_that_only_the_backward_reads() -> None:
+    """The softmax at the end of a model: nothing in the forward reads it; the backward reads it before it is returned."""
 
     class Ended(nn.Module):
         def __init__(self) -> None:
@@ -146,7 +146,7 @@ def test_what_only_the_backward_reads_and_is_returned() -> None:
 
 
 def test_a_copy_for_a_view_that_is_returned() -> None:
-    """The gradient of a bias is a view of the tangent, which is brought elsewhere for that view, and dies once the view has been too."""
+    """The gradient of a bias is a view of the tangent. The copy of the tangent made for this view dies when the view is redistributed."""
 
     class Biased(nn.Module):
         def __init__(self) -> None:
@@ -160,7 +160,7 @@ def test_a_copy_for_a_view_that_is_returned() -> None:
 
 
 def test_blocks_that_read_a_view_made_before_them() -> None:
-    """Computed again, a block needs what the view is of, which nothing else does; so where the view is of another block's result."""
+    """To be recomputed, a block needs the base of the view, which nothing else reads. The base may be another block's result."""
 
     class Turned(nn.Module):
         def __init__(self) -> None:
@@ -177,6 +177,6 @@ def test_blocks_that_read_a_view_made_before_them() -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_models_drawn_at_random(seed: int) -> None:
+def test_random_models(seed: int) -> None:
     model, args = drawn(seed)
     check(trace(model, args, train=seed % 4 > 0), ("a=2", "a=3", "a=2,b=2")[seed % 3], range(8))

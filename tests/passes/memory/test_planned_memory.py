@@ -1,4 +1,4 @@
-"""The memory of a plan over time: it adds up to ``plan.memory``, speaks of the user's names, and holds what by hand it must."""
+"""The memory of a plan over time: it adds up to ``plan.memory``, has the user's names, and agrees with a count by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, DIM, FLOAT = 64, 16, 4
 
 
 class Stack(nn.Module):
-    """Two alike blocks, each of which keeps what its sine was given."""
+    """Two equal blocks. Each saves the input of its sine for the backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def planned(**options: Any) -> tuple[fxshard.ShardingPlan, MemoryProfile]:
     return plan, plan.memory_profile()
 
 
-def test_it_is_what_the_plan_says() -> None:
+def test_the_profile_agrees_with_the_plan() -> None:
     plan, profile = planned()
     assert profile.by_kind() == plan.memory and profile.peak == sum(plan.memory.values()) and set(plan.memory) <= set(KINDS)
     weights, rows = 2 * DIM * DIM * FLOAT, ROWS // 2 * DIM * FLOAT
@@ -52,25 +52,25 @@ def test_it_is_what_the_plan_says() -> None:
     assert all("test_planned_memory.py" in t.source for t in kept) and {t.layout for t in kept} == {"S(0)"}
 
 
-def test_the_same_words_as_of_a_program() -> None:
+def test_the_profile_agrees_with_the_program() -> None:
     plan, profile = planned()
     lowered = fxshard.lower(
         Stack(), (torch.ones(ROWS, DIM),), plan, without=["schedule", "chunk", "bucket"]
-    )  # which may hold more where nothing limits them
+    )  # without a limit these passes may use more memory
     program = fxshard.program_memory(lowered, torch.optim.AdamW)
     for kind in ("parameter", "optimizer", "input"):
-        assert program.by_kind()[kind] - profile.by_kind()[kind] in range(33), "a program counts numbers that say where a rank is"
+        assert program.by_kind()[kind] - profile.by_kind()[kind] in range(33), "only a program counts the rank's axis indexes"
     assert abs(program.peak - profile.peak) <= 0.1 * program.peak
 
 
-def test_a_plan_that_was_read_does_not_know(tmp_path: Path) -> None:
+def test_a_loaded_plan_has_no_profile(tmp_path: Path) -> None:
     plan, _ = planned()
     plan.save(tmp_path / "plan.json")
     with pytest.raises(PlanError, match="does not know the graph"):
         fxshard.ShardingPlan.load(tmp_path / "plan.json").memory_profile()
 
 
-def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_profile_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "model.py"
     model.write_text("import torch\ndef training():\n    return torch.nn.Linear(8, 8), (torch.ones(4, 8),)\n")
     assert main(["plan", f"{model}:training", "--mesh", "dp=2", "--memory", "--optimizer", "AdamW", "--no-cache"]) == 0
@@ -78,8 +78,8 @@ def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "at the peak" in printed and "over time" in printed and "optimizer" in printed
 
 
-def test_too_little() -> None:
-    """The error names what to raise the limit to, what no plan can be below, and five tensors by where they are made."""
+def test_a_limit_below_every_plan() -> None:
+    """The error names a limit that is enough, a bound below which there is no plan, and the largest tensors with their lines."""
     with pytest.raises(ConstraintError, match=r"nothing fits in memory_limit=1\.00 KB \(1,000 bytes\) per device") as caught:
         planned(memory_limit="1KB")
     where, remedy = str(caught.value.where), str(caught.value.remedy)
@@ -87,7 +87,7 @@ def test_too_little() -> None:
     assert "raise the limit: the least found is" in remedy and "no plan takes less than" in remedy
 
 
-def test_a_layout_for_which_there_is_no_room() -> None:
+def test_a_layout_that_exceeds_the_limit() -> None:
     model, x = nn.Linear(64, 64, bias=False), torch.ones(2, 64)
     mesh = fxshard.Mesh({"dp": 2}, hardware="h100")
     plan = fxshard.plan(model, (x,), mesh, cache=False, optimizer="adam", memory_limit="50KB")
@@ -95,7 +95,7 @@ def test_a_layout_for_which_there_is_no_room() -> None:
     assert whole.total is None and whole.reason.startswith("no plan has it within memory_limit: the least found takes ")
 
 
-def test_not_found_in_time() -> None:
+def test_the_error_if_no_plan_is_found_in_time() -> None:
     said = str(Shortage(4 * 10**9, 4225402888.0, 3956093857.004, fxshard.Mesh({"dp": 8}), None).not_found(2.5))
     assert said.startswith("no plan that fits in memory_limit=4.00 GB (4,000,000,000 bytes) was found, nor a proof")
     assert "that there is none, within time_limit=2.5 s" in said
@@ -103,6 +103,6 @@ def test_not_found_in_time() -> None:
     assert "no plan takes less than 3.96 GB (3,956,093,857 bytes)" in said
 
 
-def test_the_table_fits() -> None:
+def test_the_table_is_no_wider_than_a_terminal() -> None:
     _, profile = planned()
     assert max(map(len, inspect.memory_table(profile).splitlines())) <= 110

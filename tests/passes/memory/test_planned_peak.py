@@ -1,4 +1,4 @@
-"""A memory limit holds in the program that is lowered, whatever of a value is returned and read besides."""
+"""A memory limit holds in the lowered program, also for values that are returned and read, returned twice or only returned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRAPHS: dict[str, tuple[PlanningGraph, Any]] = {
 
 
 FEW, LINE, PLANE = Mesh({"tp": 4}), Mesh({"tp": 18}), Mesh({"dp": 4, "tp": 5})
-"""Of the last two axes cut 64 elements into more than 16 chunks that are not all as long."""
+"""The last two shard 64 elements into more than 16 chunks of unequal lengths."""
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ FEW, LINE, PLANE = Mesh({"tp": 4}), Mesh({"tp": 18}), Mesh({"dp": 4, "tp": 5})
     ids=str,
 )
 def test_the_program_keeps_to_the_limit(name: str, mesh: Mesh) -> None:
-    """The peak of the lowered program, by its storages, is within the least limit under which there is a plan and a few above it."""
+    """The program's peak, counted by its storages, is within the limit, for the smallest limit with a plan and for two larger ones."""
     graph, layouts = GRAPHS[name]
     layouts = layouts and [layout if mesh.ndim == 1 else layout + "R" for layout in layouts]
     free = sum(plan_graph(graph, mesh, Request(output_layouts=layouts)).memory.values())
@@ -45,4 +45,4 @@ def test_the_program_keeps_to_the_limit(name: str, mesh: Mesh) -> None:
         if limit >= least:
             plan = plan_graph(graph, mesh, Request(output_layouts=layouts, memory_limit=limit))
             peak = fxshard.program_memory(lower_plan(graph, plan)).peak
-            assert peak <= 1.01 * limit, plan  # numbers that say where a rank is are not counted by the plan
+            assert peak <= 1.01 * limit, plan  # the plan does not count the rank's axis indexes

@@ -1,4 +1,4 @@
-"""What a problem under a memory limit says of any choice: what the plan costs, and at least what its program holds."""
+"""For any choice, the solver's problem under a memory limit gives the cost of the plan and an upper bound of its memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GRAPH = trace(Model(), (torch.randn(64, 16),))
 
 
 def random_choices(formulation: Formulation, seed: int) -> list[int]:
-    """Choices that nothing forbids: every other block computed again, each node something that goes with what it is tied to."""
+    """Random choices of finite cost: about half of the blocks recomputed, each node in a state that its edges allow."""
     problem, draw = formulation.problem, random.Random(seed)
     choices = list(formulation.start)
     ties: dict[int, list[tuple[int, np.ndarray]]] = {}
@@ -76,7 +76,7 @@ def random_choices(formulation: Formulation, seed: int) -> list[int]:
             for node, costs in ties[hub]:
                 choices[node] = draw.choice(np.flatnonzero(np.isfinite(costs[1])).tolist())
     kept = [one.var for one in formulation.kept]
-    for node in kept:  # as the node says that makes it
+    for node in kept:  # in a layout that the producer allows
         choices[node] = draw.choice(allowed(node))
     for _ in range(10 * len(choices)):
         node = draw.randrange(len(choices))
@@ -85,7 +85,7 @@ def random_choices(formulation: Formulation, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_any_choice_costs_and_holds_what_its_plan_does(mesh: Mesh) -> None:
+def test_cost_and_memory_of_any_choice_agree_with_its_plan(mesh: Mesh) -> None:
     annotated = annotate(GRAPH, mesh)
     constraints = constraints_of(GRAPH, mesh, memory_limit=10**9)
     formulation = formulate(annotated, constraints)
@@ -104,7 +104,7 @@ def test_any_choice_costs_and_holds_what_its_plan_does(mesh: Mesh) -> None:
 
 
 def test_less_memory_costs_more() -> None:
-    """Under ever lower limits: within the limit as a program too, and at some point by computing again."""
+    """Under falling limits the program stays within the limit, and at some point blocks are recomputed."""
     free = plan_graph(GRAPH, MESHES[0], Request(input_layouts="S(0)"))
     before, redone = free, 0
     for share in (1.2, 0.9, 0.8):
@@ -117,22 +117,22 @@ def test_less_memory_costs_more() -> None:
 
 
 def test_a_limit_that_does_not_bind_changes_nothing() -> None:
-    """A value is kept in one layout only where a limit binds: the plan without one is better where it fits."""
+    """Only under a limit that binds must each value be saved in one layout; otherwise the plan without a limit is used."""
     for mesh in MESHES:
         free = plan_graph(GRAPH, mesh, Request())
         plan = plan_graph(GRAPH, mesh, Request(memory_limit=sum(free.memory.values())))
         assert plan.nodes == free.nodes and plan.redistributions == free.redistributions and plan.certificate == free.certificate
 
 
-def test_what_the_backward_begins_with_is_not_computed_again() -> None:
-    """The last block of a model that ends in it: its second run would stand before the backward."""
+def test_the_last_block_is_not_recomputed() -> None:
+    """If the model ends with this block, its second run would come before the start of the backward."""
     modes = Modes(trace(nn.Sequential(*(Gate(8) for _ in range(3))), (torch.randn(4, 8),)))
     assert [block.name for block in modes.blocks] == ["0", "1"]
     assert all(modes.times.time[block.before] > modes.times.backward_start for block in modes.blocks)
 
 
-def test_what_is_made_again_is_there_from_then_on() -> None:
-    """Not as long as all of its block: what nothing in the backward reads is gone once the last node that is made again has read it."""
+def test_lifetimes_of_recomputed_values() -> None:
+    """A recomputed value that only its block reads dies after its last reader there, not at the end of the block."""
     modes, found = Modes(GRAPH), 0
     for block in modes.blocks:
         places = [modes.times.recomputed_at[n] for n in block.nodes]

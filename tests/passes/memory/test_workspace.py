@@ -1,4 +1,4 @@
-"""What steps and nodes are said to take for a moment is what they take when they run, storage by storage."""
+"""The predicted workspace of redistributions is what they allocate when they run, counted by storages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ VALUES = {
 }
 
 
-def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
-    """(bytes alive at most while a path is emitted and run on the first rank, whose value stays, those of the result's storage)."""
+def measured(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
+    """(peak bytes while the path runs on the first rank, whose input stays alive; bytes of the result's storage)."""
     local = LocalGraph(mesh, (0,) * mesh.ndim)
     shape = tuple(value.shape)
     shard = ceil_shape(shape, path[0][0], mesh.shape)
@@ -53,14 +53,14 @@ def ran(value: torch.Tensor, path: list, mesh: Mesh) -> tuple[int, int]:
     return peak_bytes(run, [(given, False)]), env[x].untyped_storage().nbytes()
 
 
-def of_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list[int]:
+def bytes_at_ends(value: torch.Tensor, have: Layout, want: Layout, mesh: Mesh) -> list[int]:
     return [torch.Size(ceil_shape(value.shape, at, mesh.shape)).numel() * value.dtype.itemsize for at in (have, want)]
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", VALUES)
 def test_redistributions(name: str, mesh: Mesh) -> None:
-    """On random pairs of layouts: at most what is said, and that where a path has one step and what is given no gaps."""
+    """For random pairs of layouts the prediction is an upper bound. It is exact if the path has one step and the input no gaps."""
     value, draw = VALUES[name], random.Random(name)
     ops = ("sum", "avg", "max") if value.is_floating_point() else ()
     layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))
@@ -69,9 +69,9 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
         path = list(walk(have, paths.steps(have, want)))
         said, behind = workspace.of_move(value, have, [step for _, step, _ in path], mesh)
         assert (said, behind) == tuple(found[0, 1] for found in workspace.of_moves(value, paths, [have, want]))
-        ends = of_ends(value, have, want, mesh)
-        most, result = ran(value, path, mesh)
-        most = max(most, sum(ends) + behind)  # some steps give what they are given
+        ends = bytes_at_ends(value, have, want, mesh)
+        most, result = measured(value, path, mesh)
+        most = max(most, sum(ends) + behind)  # some steps return their input
         exact = len(path) == 1 and (value.is_contiguous() or mesh in FEW)
         assert most <= said + sum(ends) + behind <= most + (0 if exact else sum(ends) + behind), f"{have} -> {want}"
         assert ends[1] + behind == result or not path, f"{have} -> {want}"
@@ -80,15 +80,15 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
 @pytest.mark.parametrize("mesh", (*MESHES[1:], Mesh({"a": 2, "b": 2, "c": 2})), ids=str)
 @pytest.mark.parametrize("name", VALUES)
 def test_steps_of_folded_paths(name: str, mesh: Mesh) -> None:
-    """Each step by itself takes exactly what is said; where what is given has gaps, at most that."""
+    """For a single step the prediction is exact; for an input with gaps it is an upper bound."""
     value = VALUES[name]
     ops = ("sum", "avg") if value.is_floating_point() else ()
     layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))
     edges = list(dict.fromkeys(edge for way in folded_paths(layouts, value.dim()) for edge in way))
     for layout, step, after in random.Random(name).sample(edges, min(50, len(edges))):
         said, behind = workspace.of_move(value, layout, [step], mesh)
-        ends = sum(of_ends(value, layout, after, mesh)) + behind
-        most, result = ran(value, [(layout, step, after)], mesh)
+        ends = sum(bytes_at_ends(value, layout, after, mesh)) + behind
+        most, result = measured(value, [(layout, step, after)], mesh)
         most = max(most, ends)
         assert most == said + ends or (not value.is_contiguous() and most < said + ends), f"{step} from {layout}"
-        assert result == behind + of_ends(value, layout, after, mesh)[1]
+        assert result == behind + bytes_at_ends(value, layout, after, mesh)[1]

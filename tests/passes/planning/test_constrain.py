@@ -1,4 +1,4 @@
-"""Constraints: every form that they are given in, and what they bind."""
+"""Constraints: every form in which they can be given, and what they bind."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_one_layout_for_all(given: Any) -> None:
     assert results(plan) == {"outputs[0]": L("S(0)R"), "outputs[1]": L("S(0)R")}
 
 
-def test_a_sequence_leaves_none_free() -> None:
-    """Free inputs follow what is cheapest, here that of the other."""
+def test_none_in_a_sequence_leaves_a_layout_free() -> None:
+    """The free layouts are the cheapest ones."""
     plan = planned(input_layouts=["S(1)S(0)", None], output_layouts=(None, "S(-1)R"))
     assert plan.layout_of("args[0]") == L("S(1)S(0)")
     assert results(plan)["outputs[1]"] == L("S(2)R")
@@ -79,12 +79,12 @@ def test_pins_on_one_output_of_an_operator() -> None:
     assert plan.specs[producer.name].outputs[1] == L("S(0)S(1)")
 
 
-def test_a_pending_sum_can_be_asked_for() -> None:
+def test_a_pending_sum_can_be_pinned() -> None:
     node = next(n.name for n in graph().nodes if "einsum" in n.name)
     assert planned(PAIR, pins={node: [Partial()]}).layout_of(node) == L("P")
 
 
-def test_a_gradient_lies_as_its_parameter() -> None:
+def test_a_gradient_has_the_layout_of_its_parameter() -> None:
     plan = planned(pins={"down.weight": "S(0)S(1)"})
     index = next(k for k, o in enumerate(plan.outputs) if (o.kind, o.name) == ("gradient", "down.weight"))
     assert plan.specs["output"].inputs[index] == L("S(0)S(1)")
@@ -107,14 +107,14 @@ def test_a_plan_as_pins_is_kept_and_the_rest_filled_in() -> None:
 )
 @pytest.mark.parametrize("name", ["split", "spl*"])
 def test_a_node_with_several_results_takes_a_layout_for_each(name: str, given: Any) -> None:
-    """By the name that a plan shows; free results follow."""
+    """The name is that in the plan, or a glob. A free result takes the cheapest layout."""
     pinned = graph().by_name[getitems()[0]].args[0]
     name = name.replace("split", str(pinned)).replace("spl", str(pinned)[:3])
     assert planned(pins={name: given}).specs[str(pinned)].outputs == (L("S(0)S(1)"),) * 2
 
 
 def test_a_pin_on_one_of_several_results_binds_that_one() -> None:
-    """Whatever the others are, and where nothing reads it, so that it has no node of its own."""
+    """The others stay free. It may be a result that nothing reads, which has no node of its own."""
     conv, x = nn.Conv1d(4, 6, 3), torch.ones(2, 4, 8, requires_grad=True)
     pinned = plan_graph(trace(conv, (x,)), PAIR, Request(pins={"convolution_backward": (None, "S(0)", None)}))
     assert pinned.specs["convolution_backward"].outputs == (L("P"), L("S(0)"), L("S(0)"))
@@ -124,7 +124,7 @@ def test_a_pin_on_one_of_several_results_binds_that_one() -> None:
 
 
 class Top(nn.Module):
-    """Its indices are read by nothing."""
+    """Nothing reads the indices."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.topk(2, 1)[0]

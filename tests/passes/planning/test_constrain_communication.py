@@ -1,4 +1,4 @@
-"""Limits on what is sent on an axis, against brute force, and as the plan's own collectives have it."""
+"""Limits on the bytes sent on an axis, compared with enumeration and with the plan's collectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from passes.constrained import MESH, PAIR
 from passes.enumeration import MESHES, SQUARE, Enumeration, graphs
-from passes.planning.test_constrain_compose import check_least
+from passes.planning.test_formulate import check_optimal
 from torch import nn
 from torch.nn import functional as F
 
@@ -39,8 +39,8 @@ def least_named(error: ConstraintError) -> int:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(graphs(3), st.sampled_from([*MESHES[:3], SQUARE]), st.sampled_from(["time", "communication"]), st.floats(0, 1.2), st.data())
-def test_least_of_all_within_a_limit(graph: PlanningGraph, mesh: Mesh, objective: str, share: float, data: st.DataObject) -> None:
-    """Inputs are cut, so that something is to be sent; where nothing fits, enumeration finds nothing below the least that is named."""
+def test_plans_within_a_limit_are_optimal(graph: PlanningGraph, mesh: Mesh, objective: str, share: float, data: st.DataObject) -> None:
+    """Inputs are sharded, so that something is sent. If nothing fits, no plan sends less than the least that the error names."""
     annotated, axis = annotate(graph, mesh), data.draw(st.sampled_from(mesh.axis_names))
     layout = "S(0)" + "R" * (mesh.ndim - 1)
     request = {"input_layouts": layout, "output_layouts": "R" * mesh.ndim, "objective": objective}
@@ -62,11 +62,11 @@ def test_least_of_all_within_a_limit(graph: PlanningGraph, mesh: Mesh, objective
         assert sent(plan_graph(graph, mesh, Request(**request, constraints=[Communication(axis, least)])), axis) == least
         return
     assert sent(plan, axis) <= limit
-    check_least(plan, within(limit))
+    check_optimal(plan, within(limit))
 
 
 class Classifier(nn.Module):
-    """A norm and a loss that are decided in groups, which hand over values inside."""
+    """A norm and a loss. The nodes of each share a solver variable, and values are redistributed between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ def classifier() -> PlanningGraph:
 
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("pins", [{}, {"args[0]": "S(0)S(1)"}, {"up": "S(1)S(0)", "down": "RS(1)"}], ids=str)
-def test_the_rows_count_what_the_plan_says(objective: str, pins: dict[str, str]) -> None:
-    """What the solver adds up for a plan's choices is what the plan's collectives send."""
+def test_the_solver_counts_the_bytes_of_the_plan(objective: str, pins: dict[str, str]) -> None:
+    """The solver's totals for the choices of a plan equal the bytes of the plan's collectives."""
     graph = classifier()
     limits = [Communication(axis, at_most=1e9) for axis in SQUARE.axis_names]
     found = formulate(annotate(graph, SQUARE), constraints_of(graph, SQUARE, pins=pins, constraints=limits), objective)
@@ -101,7 +101,7 @@ def test_the_rows_count_what_the_plan_says(objective: str, pins: dict[str, str])
 
 
 def test_a_limit_beside_other_constraints() -> None:
-    """Half of what is sent without it; where not even that can be, the error names what can."""
+    """The limit is half of the bytes sent without it. If no plan keeps it, the error names a limit that can be kept."""
     mesh, asked = Mesh({"dp": 2, "tp": 2}), {"input_layouts": ["S(0)S(1)", None], "constraints": [Equal("*.bias"), Forbid("up", "RR")]}
     free = plan_graph(classifier(), mesh, Request(**asked))
     assert sent(free, "tp")
@@ -113,13 +113,13 @@ def test_a_limit_beside_other_constraints() -> None:
         assert least_named(error) > limit.at_most
 
 
-def test_nothing_at_all_on_an_axis() -> None:
+def test_a_limit_of_zero_bytes() -> None:
     plan = plan_graph(classifier(), MESH, Request(pins={"args[0]": "*S(0)"}, constraints=[Communication("dp", at_most=0)]))
     assert not sent(plan, "dp") and sent(plan, "tp")
 
 
-def test_where_limits_do_not_go_together() -> None:
-    """Each alone can be kept: whole weights are read without communication, cut ones have to be gathered. No other is named."""
+def test_limits_that_contradict_each_other() -> None:
+    """Each alone can be kept: replicated weights need no communication, sharded ones less memory. No other constraint is named."""
     graph = trace(nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4))), (torch.ones(64, 64),), train=False)
     asked: dict[str, Any] = {"input_layouts": "S(0)", "output_layouts": "S(0)", "memory_limit": 76_000, "train": False}
     limit, beside = Communication("tp", at_most=100), Forbid("args[0]", "S(1)")

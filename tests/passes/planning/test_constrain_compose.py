@@ -1,4 +1,4 @@
-"""Equality and what is forbidden, against brute force: a plan fulfils them, and none that does costs less."""
+"""``Equal`` and ``Forbid``, compared with enumeration: the plan meets them, and no plan that meets them costs less."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from passes.constrained import MESH, PAIR, L, getitems, graph, planned
 from passes.enumeration import MESHES, SQUARE, Enumeration, graphs
+from passes.planning.test_formulate import check_optimal
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard import Equal, Forbid, Pin
@@ -24,15 +25,8 @@ from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
 
 
-def check_least(plan: ShardingPlan, enumeration: Enumeration) -> None:
-    slack = 1e-5 + 1e-9 * plan.objective
-    assert enumeration.cost_of(plan) == pytest.approx(plan.objective, abs=slack)
-    assert 0 <= plan.gap <= 1e-8 and not plan.certificate.cut
-    assert enumeration.least(plan.objective - slack) == plan.objective - slack
-
-
 def layouts(plan: ShardingPlan) -> dict[str, Layout]:
-    """Of nodes and of results."""
+    """Layouts of nodes and of results by name."""
     found = {n.name: n.spec.outputs[0] for n in plan.nodes if n.spec.outputs}
     return found | {f"outputs[{k}]": layout for k, layout in enumerate(plan.specs["output"].inputs)}
 
@@ -45,8 +39,8 @@ def dims_of(graph: PlanningGraph) -> dict[str, int]:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(graphs(3), st.sampled_from(MESHES), st.sampled_from(["time", "communication"]), st.data())
-def test_least_of_all_that_fulfil_them_on_one_axis(graph: PlanningGraph, mesh: Mesh, objective: str, data: st.DataObject) -> None:
-    """Where no plan fulfils them, there is none by enumeration either."""
+def test_constrained_plans_on_one_axis_are_optimal(graph: PlanningGraph, mesh: Mesh, objective: str, data: st.DataObject) -> None:
+    """If there is no plan, the enumeration finds none either."""
     annotated = annotate(graph, mesh)
     dims = dims_of(graph)
     names = [*sorted(annotated.specs), *(o.name for o in graph.outputs)]
@@ -70,13 +64,13 @@ def test_least_of_all_that_fulfil_them_on_one_axis(graph: PlanningGraph, mesh: M
         return
     found = layouts(plan)
     assert all(len({found[name] for name in group}) == 1 for group in groups)
-    check_least(plan, allowed)
+    check_optimal(plan, allowed)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(graphs(2), st.sampled_from(["a", "b"]), st.sampled_from(["R", "S(0)", "S(1)"]))
-def test_least_of_all_that_fulfil_them_on_two_axes(graph: PlanningGraph, axis: str, placement: str) -> None:
-    """No input has a placement on one axis, and all of them lie as the first output is returned."""
+def test_constrained_plans_on_two_axes_are_optimal(graph: PlanningGraph, axis: str, placement: str) -> None:
+    """A placement on one axis is forbidden for all inputs, and all inputs have the layout of the first output."""
     assume(all(dims_of(graph)[end.name] == 2 for end in graph.outputs))
     annotated = annotate(graph, SQUARE)
     inputs = [end.node for end in graph.inputs_of("input")]
@@ -90,7 +84,7 @@ def test_least_of_all_that_fulfil_them_on_two_axes(graph: PlanningGraph, axis: s
         lambda k, layout: placement != "R" or layout == L("S(0)S(1)"),
         alike=[["outputs[0]", *inputs]],
     )
-    check_least(plan, allowed)
+    check_optimal(plan, allowed)
 
 
 SPLIT = str(graph().by_name[getitems()[0]].args[0])
@@ -108,7 +102,7 @@ SPLIT = str(graph().by_name[getitems()[0]].args[0])
     ],
 )
 def test_equal_by_every_kind_of_name(names: list[str], meant: list[str]) -> None:
-    """Pinning one of them moves the others."""
+    """A pin on one of them applies to the others."""
     plan = planned(constraints=[Equal(*names), Pin(meant[0].replace("_weight", ".weight").replace("args_1", "args[1]"), "S(1)*")])
     found = layouts(plan) | {f"{SPLIT}[1]": plan.specs[SPLIT].outputs[1]}
     (layout,) = {found[name] for name in meant}
@@ -127,8 +121,8 @@ def test_equal_by_every_kind_of_name(names: list[str], meant: list[str]) -> None
     ],
     ids=lambda value: str(value) if isinstance(value, Forbid) else "",
 )
-def test_what_is_forbidden_is_not_there(forbid: Forbid, taboo: Any) -> None:
-    """And where all else is forbidden too, there is no plan."""
+def test_a_forbidden_layout_is_not_chosen(forbid: Forbid, taboo: Any) -> None:
+    """If all other layouts are forbidden too, there is no plan."""
     name = forbid.name if forbid.name != "up" else str(graph().returned["up"][0][0])
     assert not taboo(planned(constraints=[forbid]).layout_of(name))
     every = [s.outputs[0] for s in annotate(graph(), MESH).specs[graph().inputs[1].node]]
@@ -138,16 +132,16 @@ def test_what_is_forbidden_is_not_there(forbid: Forbid, taboo: Any) -> None:
             planned(constraints=[forbid, *others])
 
 
-def test_a_glob_forbids_where_it_can_mean_something() -> None:
-    """Biases have no second dim to be cut."""
+def test_a_glob_skips_values_that_cannot_have_the_layout() -> None:
+    """A bias has no second dim to shard."""
     plan = planned(PAIR, constraints=[Forbid("*", "S(1)"), Forbid("*.weight", "R"), Forbid("*.bias", "S(0)")])
     shapes = {i.name: len(graph().by_name[i.node].meta["val"].shape) for i in graph().inputs_of("parameter")}
     for name, layout in plan.parameter_layouts().items():
         assert layout == (L("S(0)") if shapes[name] == 2 else L("R"))
 
 
-def test_layers_that_lie_alike() -> None:
-    """Equality of many values, by a glob, costs what pinning all of them so costs."""
+def test_layers_with_equal_layouts() -> None:
+    """``Equal`` of many values, by a glob, costs as much as the best pin for all of them."""
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4)))
     traced = trace(model, (torch.ones(64, 8),))
     mesh = Mesh({"a": 2, "b": 2}, "cpu")

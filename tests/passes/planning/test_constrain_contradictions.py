@@ -1,4 +1,4 @@
-"""What cannot hold together is named by a smallest set, each as the user wrote it, with one place."""
+"""Contradictory constraints are reported as a minimal set, each as the user wrote it, with one place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxshard.errors import ConstraintError, LayoutError, OptionError
 from fxshard.mesh.mesh import Mesh
 
 BESIDE = [Pin("down.*", {"dp": Shard(0)}), Forbid("silu", "S(0)R"), Equal("*.bias")]
-"""Has no part in any contradiction."""
+"""Constraints that are part of no contradiction."""
 
 
 def refused(*constraints: Any, mesh: Mesh = MESH, **request: Any) -> ConstraintError:
@@ -23,13 +23,13 @@ def refused(*constraints: Any, mesh: Mesh = MESH, **request: Any) -> ConstraintE
     return caught.value
 
 
-def test_two_that_meet_in_one_value() -> None:
+def test_two_constraints_on_one_value() -> None:
     error = refused(Forbid("up.weight", "S(0)", axis="tp"), pins={"up.weight": "*S(0)"})
     assert error.what == "these constraints cannot hold together: pins['up.weight']='*S(0)'; Forbid('up.weight', 'S(0)', axis='tp')"
     assert error.where == "parameter up.weight"
 
 
-def test_equal_values_that_are_pinned_apart() -> None:
+def test_equal_values_with_different_pins() -> None:
     error = refused(Equal("*.weight"), Pin("up.weight", "RS(0)"), Forbid("embed.weight", {"tp": Shard(0)}))
     expected = "Pin('up.weight', 'RS(0)'); Forbid('embed.weight', {tp: S(0)}); Equal('*.weight')"
     assert error.what == f"these constraints cannot hold together: {expected}"
@@ -37,7 +37,7 @@ def test_equal_values_that_are_pinned_apart() -> None:
 
 
 def test_a_glob_is_named_with_one_place() -> None:
-    """All nodes are replicated but the values that are pinned; each is at odds with the glob, one is shown."""
+    """``up.*`` contradicts the other two pins, each in another parameter; one pin and one parameter are named."""
     error = refused(Pin("up.*", "RS(0)"), Pin("*.weight", "RR"), Pin("*.bias", "RR"))
     said, places = error.what.partition(": ")[2], str(error.where).split("; ")
     assert set(said.split("; ")) in ({"Pin('up.*', 'RS(0)')", f"Pin('*.{kind}', 'RR')"} for kind in ("weight", "bias"))
@@ -45,7 +45,7 @@ def test_a_glob_is_named_with_one_place() -> None:
 
 
 def test_a_limit_on_communication_names_what_needs_more() -> None:
-    """The inputs that are cut, and the least found; without any one of the set there is a plan."""
+    """It names the sharded input and the least bytes found. Without the limit, or without this layout, there is a plan."""
     limit, cut, others = Communication("tp", at_most=0), {"args[1]": "*S(0)"}, {"args[0]": "S(1)*"}
     error = refused(limit, input_layouts=cut | others, output_layouts="R*")
     assert error.what == f"these constraints cannot hold together: input_layouts[args[1]]='*S(0)'; {limit}"
@@ -54,15 +54,15 @@ def test_a_limit_on_communication_names_what_needs_more() -> None:
     planned(constraints=BESIDE, input_layouts=cut | others, output_layouts="R*")
 
 
-def test_what_follows_from_equality_through_others() -> None:
-    """a = b, b = c, and a and c apart: all four."""
+def test_equality_is_transitive() -> None:
+    """a = b and b = c, but a and c may not be equal: all four constraints are named."""
     chain = [Equal("args[1]", "outputs[1]"), Equal("outputs[1]", "down"), Pin("args[1]", "RS(0)"), Forbid("down", "RS(0)")]
     error = refused(*chain)
     assert set(error.what.partition(": ")[2].split("; ")) == set(map(str, chain))
 
 
 def test_everything_forbidden() -> None:
-    """A pattern that is free everywhere is any layout."""
+    """A pattern that is free on every axis means any layout."""
     error = refused(Forbid("up.weight", "*"), mesh=PAIR)
     assert error.what == "Forbid('up.weight', '*') cannot hold: up_weight (an input) always gives it"
     error = refused(*(Forbid("silu", text) for text in ("R", "S(0)", "S(1)", "S(2)")), mesh=PAIR)
@@ -80,7 +80,7 @@ def test_everything_forbidden() -> None:
     ],
     ids=str,
 )
-def test_layouts_and_axes_that_there_are_not(constraint: Any, said: str, remedy: str) -> None:
+def test_invalid_layouts_and_axes(constraint: Any, said: str, remedy: str) -> None:
     with pytest.raises(LayoutError) as caught:
         planned(constraints=[constraint])
     assert said in caught.value.what and remedy in str(caught.value.remedy) and str(constraint) in str(caught.value.where)
@@ -99,7 +99,7 @@ def test_layouts_and_axes_that_there_are_not(constraint: Any, said: str, remedy:
         (lambda: Communication("dp", at_most=float("inf")), "cannot read at_most=inf"),
     ],
 )
-def test_what_is_no_constraint_is_said_where_it_is_made(make: Any, said: str) -> None:
+def test_invalid_constraints_are_refused_when_they_are_made(make: Any, said: str) -> None:
     with pytest.raises(OptionError) as caught:
         make()
     assert said in caught.value.what and caught.value.where and caught.value.remedy

@@ -1,4 +1,4 @@
-"""Constraints that cannot be: each error names the thing, the place and the remedy."""
+"""Invalid constraints: each error names the fault, the place and the remedy."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_dims_out_of_range_and_wrong_lengths() -> None:
     wrong(LayoutError, r"unknown reduction 'mean'", "sum", pins={"silu": "RP(mean)"})
 
 
-def test_equal_of_tensors_with_other_numbers_of_dims() -> None:
-    """One place each, and by a glob; an output and an input by the user's names."""
+def test_equal_of_tensors_with_different_numbers_of_dims() -> None:
+    """Given by single names and by a glob. The error has the user's names."""
     two = r"^outputs\[1\] \(3 dims\) and up.weight \(2 dims\) cannot have one layout"
     found = wrong(ConstraintError, two, "one Equal for each number of dims", constraints=[Equal("up.weight", "outputs[1]")])
     assert found.where == "Equal('up.weight', 'outputs[1]')"
@@ -64,7 +64,7 @@ def test_equal_of_tensors_with_other_numbers_of_dims() -> None:
 
 
 def test_pins_on_nodes_with_several_results() -> None:
-    """One layout would say nothing of the others; the remedy shows how to write it."""
+    """One layout does not say what the other results have. The remedy shows what to write."""
     name = str(graph().by_name[getitems()[0]].args[0])
     remedy = rf"pins=\{{'{name}': \('RR', None\)\}}"
     wrong(LayoutError, f"{name} has 2 results, .* gives 1 layout", remedy, pins={name: "RR"})
@@ -74,7 +74,7 @@ def test_pins_on_nodes_with_several_results() -> None:
     wrong(ConstraintError, rf"pins\['{name}'\]\[1\]='P\(max\)R' cannot hold", "it can give", pins={name: (None, "P(max)R")})
 
 
-def test_a_pin_on_a_result_that_is_no_tensor() -> None:
+def test_a_pin_on_a_result_that_is_not_a_tensor() -> None:
     traced = trace(nn.Conv1d(4, 6, 3), (torch.ones(2, 4, 8),))
     with pytest.raises(LayoutError, match=r"result 0 of convolution_backward is not a tensor(.|\n)*give None in place of 'R'"):
         plan_graph(traced, PAIR, Request(pins={"convolution_backward": ("R", None, None)}))
@@ -90,7 +90,7 @@ def test_a_bad_placement_in_a_layout_by_axis_is_named() -> None:
     assert planned(input_layouts={"dp": None, "tp": None}).hash == planned().hash
 
 
-def test_names_that_match_nothing_have_the_closest_named() -> None:
+def test_an_unknown_name_is_answered_with_the_closest_one() -> None:
     some = r"^name one of embed.weight, up.weight, up.bias, down.weight, down.bias and \d+ more$"
     wrong(ConstraintError, "pin 'up.wieght' matches no.*did you mean 'up.weight'", some, pins={"up.wieght": "RR"})
     wrong(ConstraintError, r"pin 'layers\.\*' matches no", some, pins={"layers.*": "RR"})
@@ -101,7 +101,7 @@ def test_names_that_match_nothing_have_the_closest_named() -> None:
     wrong(ConstraintError, "input_layouts has 3 layouts for 2 tensors", r"args\[0\], args\[1\]", input_layouts=["RR", None, None])
 
 
-def test_layouts_that_cannot_be_had() -> None:
+def test_impossible_layouts() -> None:
     error = wrong(ConstraintError, r"pins\['embed.weight'\]='RP' cannot hold", r"can give .*S\(0\)", pins={"embed.weight": "RP"})
     assert "embed.weight" in error.where
     wrong(ConstraintError, r"output_layouts\[outputs\[0\]\]='RP' cannot hold", "not partial", output_layouts={"outputs[0]": "RP"})
@@ -113,8 +113,8 @@ def minimal_conflict(**request: Any) -> set[str]:
     return set(error.what.split("together: ")[1].split("; "))
 
 
-def test_contradictions_name_a_smallest_set_of_the_users_own() -> None:
-    """What has no part in it is not named."""
+def test_contradictions_name_a_minimal_set_of_the_users_constraints() -> None:
+    """Constraints that are no part of it are not named."""
     beside = {"down.*": "RR", "silu": "S(0)R"}
     twice = {"up.weight": "S(0)R", "up.*ght": "S(1)R"}
     assert minimal_conflict(pins=twice | beside) == {"pins['up.weight']='S(0)R'", "pins['up.*ght']='S(1)R'"}
@@ -127,14 +127,14 @@ def test_contradictions_name_a_smallest_set_of_the_users_own() -> None:
 
 
 def test_contradictions_across_nodes() -> None:
-    """A tangent lies as its output: the pin on the one and the layout of the other meet only there."""
+    """A tangent has the layout of its output, so a pin on the one can contradict a layout of the other."""
     tangent = graph().inputs_of("tangent")[0].node
     pins = {tangent: "S(0)R", "up.weight": "S(0)R"}
     assert minimal_conflict(pins=pins, output_layouts=["RR", None]) == {f"pins['{tangent}']='S(0)R'", "output_layouts[outputs[0]]='RR'"}
 
 
-def test_looking_for_a_smallest_set_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each try has what is left of the time, and then there are no more: what is named is larger, and contradicts itself."""
+def test_the_search_for_a_minimal_set_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt gets the time that is left. When none is left, the set is not minimal, but it is still a contradiction."""
     given: list[float] = []
     real, named, clock = choose.solve_within, choose.minimal_conflict, itertools.count()
 
@@ -177,7 +177,7 @@ def test_plans_for_another_model_or_mesh() -> None:
     assert refused.value.where
 
 
-def test_nodes_and_specs_of_a_partial_plan_that_cannot_be() -> None:
+def test_invalid_nodes_and_specs_of_a_partial_plan() -> None:
     def partial(name: str, inputs: tuple[str, ...], *outputs: str) -> ShardingPlan:
         spec = OpSpec(tuple(map(L, inputs)), tuple(map(L, outputs)))
         return ShardingPlan(PAIR, True, "", (PlannedNode(name, "", spec, (), ()),), partial=True)
@@ -204,10 +204,10 @@ def test_nodes_and_specs_of_a_partial_plan_that_cannot_be() -> None:
 
 
 def test_memory_limits() -> None:
-    """What does not fit names the least that would and what weighs most; what does is within the limit."""
+    """If nothing fits, the error names the least memory found and the largest tensors. Otherwise the plan is within the limit."""
     nothing, least, serving = "nothing fits in memory_limit=100 bytes", r"least found is \d.* no plan takes less", {"train": False}
     wrong(ConstraintError, nothing, least, PAIR, memory_limit=100, **serving)
-    whole = {"*.weight": "RR", "*.bias": "RR"}  # the least that all choices take is not told so soon on two axes
+    whole = {"*.weight": "RR", "*.bias": "RR"}  # without pins, the least memory takes too long to find on two axes
     error = wrong(ConstraintError, nothing, least, memory_limit=100, pins=whole, **serving)
     head, titles, _, *heaviest = str(error.where).splitlines()
     assert head.startswith("mesh dp=2,tp=2; the plan that needs the least reaches its peak ") and len(heaviest) == 5 and "shard" in titles
@@ -233,16 +233,16 @@ def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, "1", float("nan")])
-def test_time_limits_that_are_none(limit: Any) -> None:
+def test_invalid_time_limits(limit: Any) -> None:
     wrong(OptionError, "time_limit=", "seconds", time_limit=limit)
 
 
 @pytest.mark.parametrize("pins", [["up.weight"], "RS(0)", {3: "RR"}])
-def test_pins_that_are_no_mapping(pins: Any) -> None:
+def test_pins_that_are_not_a_mapping(pins: Any) -> None:
     wrong(OptionError, "cannot read pins=", r"'layers.\*.weight': 'RS\(0\)'", pins=pins)
 
 
-def test_a_layout_asked_of_a_plan_by_a_name_that_it_lacks() -> None:
+def test_layout_of_an_unknown_name() -> None:
     with pytest.raises(PlanError, match=r"no input or node 'up\.wieght'; did you mean 'up\.weight'") as error:
         planned(PAIR).layout_of("up.wieght")
     assert error.value.remedy == "print(plan) lists its nodes"

@@ -1,4 +1,4 @@
-"""What a name means: modules by what they return, results by their number, and which comes first where a name means several things."""
+"""Names in constraints: a module stands for what it returns, an index for one result; and the order in which meanings are tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 
 
 class Pair(nn.Module):
-    """Returns two tensors, the second one unread at times."""
+    """Returns two tensors, of which the second is not always read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Pair(nn.Module):
 
 
 class Block(nn.Module):
-    """``relu`` is a module, called twice, and the name of a node."""
+    """``relu`` is a module that is called twice, and also the name of a node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ def planned(**request: Any) -> ShardingPlan:
 
 
 def given(plan: ShardingPlan, module: str) -> list[list[str | None]]:
-    """Layouts of what the calls of a module returned."""
+    """Layouts of the results of each call of a module."""
     by_name = graph().by_name
     return [[None if n is None else str(plan.specs[by_name[n].name].outputs[0]) for n in call] for call in graph().returned[module]]
 
 
 @pytest.mark.parametrize("layout", ["S(1)R", "S(1)*", {"dp": Shard(1)}], ids=str)
-def test_a_module_is_what_it_returns(layout: Any) -> None:
-    """By its name and by a glob, in pins and as a constraint; the result of the sum after it stays free."""
+def test_a_module_stands_for_its_result(layout: Any) -> None:
+    """By a glob in ``pins``, and by name in ``constraints``. Axes that the layout leaves out stay free."""
     for plan in (planned(pins={"*.mlp": layout}), planned(constraints=[Pin("0.mlp", layout), Pin("1.mlp", layout)])):
         for name in ("0.mlp", "1.mlp"):
             (((found,),),) = [given(plan, name)]
@@ -74,13 +74,13 @@ def test_all_calls_of_a_module() -> None:
     assert given(planned(pins={"0.relu": "RS(2)"}), "0.relu") == [["RS(2)"], ["RS(2)"]]
 
 
-def test_an_input_handed_through_is_that_input() -> None:
+def test_a_module_that_returns_its_input_stands_for_the_input() -> None:
     plan = planned(pins={"0.same": "S(1)S(2)"})
     assert plan.layout_of("args[0]") == L("S(1)S(2)")
 
 
 def test_several_results_of_a_module() -> None:
-    """A layout for each, or one by its number; that of the second call is read by nothing and has none."""
+    """Each gets a layout, or one of them by its index. Nothing reads the second result of the second call, so it has no layout."""
     with pytest.raises(LayoutError, match=r"(?s)the call of 0.pair has 2 results.*\('RR', None\)"):
         planned(pins={"0.pair": "RR"})
     plan = planned(pins={"0.pair": ("S(0)S(1)", None)})
@@ -93,8 +93,8 @@ def test_several_results_of_a_module() -> None:
         planned(constraints=[Equal("0.pair", "1.pair")])
 
 
-def test_which_comes_first() -> None:
-    """Exactly as it stands: inputs, then modules, then nodes. As a glob: likewise, one kind only."""
+def test_the_order_of_meanings() -> None:
+    """An exact name means an input, else a module, else a node. A glob likewise means names of one kind only."""
     nodes = set(graph().by_name)
     assert "relu" in nodes and "add" in nodes
     plan = planned(pins={"relu": "S(0)S(1)"})
@@ -105,7 +105,7 @@ def test_which_comes_first() -> None:
     assert {str(v)[:4] for k, v in plan.parameter_layouts().items() if k.startswith("0.mlp.")} == {"S(0)"}
 
 
-def test_what_means_nothing() -> None:
+def test_names_without_a_meaning() -> None:
     for request in ({"pins": {"0.mpl": "RR"}}, {"constraints": [Pin("0.mpl", "RR")]}, {"constraints": [Equal("0.mlp", "0.mpl")]}):
         with pytest.raises(ConstraintError) as caught:
             planned(**request)

@@ -1,4 +1,4 @@
-"""Plans against brute force: on small graphs the objective is the least of all choices, a shared redistribution charged once."""
+"""Plans of small graphs, compared with enumeration: no choice costs less, and a shared redistribution is charged once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from passes.enumeration import MESHES, SQUARE, TOY, Const, Enumeration, aten, build, graphs, ops
-from passes.memory_truth import most_held, surely_enough
+from passes.memory_truth import peak_memory, peak_memory_bound
 from zoo import llama
 
 from fxshard.errors import ConstraintError
@@ -32,7 +32,7 @@ def brute(examples: int) -> settings:
 
 
 def check_optimal(plan: ShardingPlan, enumeration: Enumeration) -> None:
-    """The plan costs what it says, by a count of its own, and no choice at all costs less."""
+    """The objective equals the cost that the enumeration counts for the plan, and no choice costs less."""
     slack = 1e-5 + 1e-9 * plan.objective
     assert enumeration.cost_of(plan) == pytest.approx(plan.objective, abs=slack)
     assert 0 <= plan.gap <= 1e-8 and not plan.certificate.cut
@@ -41,8 +41,8 @@ def check_optimal(plan: ShardingPlan, enumeration: Enumeration) -> None:
 
 @brute(150)
 @given(graphs(), st.sampled_from(MESHES), st.sampled_from(["time", "communication"]))
-def test_least_of_all_choices_on_one_axis(graph: PlanningGraph, mesh: Mesh, objective: str) -> None:
-    """Ends are whole, so that sharding pays only where compute or bytes repay it."""
+def test_plans_on_one_axis_are_optimal(graph: PlanningGraph, mesh: Mesh, objective: str) -> None:
+    """Inputs and outputs are replicated, so that sharding must be worth its redistributions."""
     plan = plan_graph(graph, mesh, Request(input_layouts="R", output_layouts="R", objective=objective))
     whole = Enumeration(annotate(graph, mesh), objective, _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"))
     check_optimal(plan, whole)
@@ -58,8 +58,8 @@ def _pinned(pins: dict[str, str]) -> Callable[[str, OpSpec], bool]:
 
 @brute(100)
 @given(graphs(4), st.sampled_from(MESHES), st.sampled_from(["time", "communication"]), st.data())
-def test_least_under_pins_on_one_axis(graph: PlanningGraph, mesh: Mesh, objective: str, data: st.DataObject) -> None:
-    """Any node pinned to a layout that it offers, inputs sharded, the last output sharded."""
+def test_plans_with_pins_are_optimal(graph: PlanningGraph, mesh: Mesh, objective: str, data: st.DataObject) -> None:
+    """Up to three nodes are pinned, each to a legal layout; the last output is sharded."""
     annotated = annotate(graph, mesh)
     pins = {}
     for name in data.draw(st.lists(st.sampled_from(sorted(annotated.specs)), max_size=3, unique=True)):
@@ -73,42 +73,45 @@ def test_least_under_pins_on_one_axis(graph: PlanningGraph, mesh: Mesh, objectiv
 
 @brute(60)
 @given(graphs(2), st.sampled_from(["time", "communication"]), st.sampled_from(["RR", "S(0)R", "RS(1)", "S(0)S(1)"]))
-def test_least_of_all_choices_on_two_axes(graph: PlanningGraph, objective: str, layout: str) -> None:
+def test_plans_on_two_axes_are_optimal(graph: PlanningGraph, objective: str, layout: str) -> None:
     plan = plan_graph(graph, SQUARE, Request(input_layouts=layout, output_layouts="RR", objective=objective))
     check_optimal(plan, Enumeration(annotate(graph, SQUARE), objective, _pinned(_inputs(graph, layout)), lambda k, x: x == L("RR")))
 
 
-def least_within_a_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
-    """A part of what the plan without a limit holds: bounds and refusals are those of all choices, plans keep the limit, and none is
-    dearer than the cheapest that fits by the count that is never too small."""
+def check_within_a_limit(graph: PlanningGraph, mesh: Mesh, share: float) -> None:
+    """Plans under a limit of ``share`` of the memory that the plan without a limit needs.
+
+    Bounds and refusals agree with the enumeration. The plan keeps the limit, and costs no more than the cheapest choice that keeps it by
+    the upper bound of memory.
+    """
     truth = Enumeration(annotate(graph, mesh), "time", _pinned(_inputs(graph, "R")), lambda k, x: x == L("R"))
     request = Request(input_layouts="R", output_layouts="R")
     free = plan_graph(graph, mesh, request)
-    held = most_held(graph, free.specs, free.specs["output"].inputs, mesh, truth.price)
+    held = peak_memory(graph, free.specs, free.specs["output"].inputs, mesh, truth.price)
     assert sum(free.memory.values()) == held
     truth.memory_limit = limit = int(share * held)
     least = truth.least(float("inf"))
-    surely = replace(truth, count=surely_enough).least(float("inf"))
+    surely = replace(truth, count=peak_memory_bound).least(float("inf"))
     try:
         plan = plan_graph(graph, mesh, replace(request, memory_limit=limit))
     except ConstraintError as error:
         assert surely == float("inf") and ("nothing fits" not in error.what or least == float("inf"))
         return
-    assert sum(plan.memory.values()) == most_held(graph, plan.specs, plan.specs["output"].inputs, mesh, truth.price) <= limit
+    assert sum(plan.memory.values()) == peak_memory(graph, plan.specs, plan.specs["output"].inputs, mesh, truth.price) <= limit
     slack = 1e-5 + 1e-9 * plan.objective
     assert truth.cost_of(plan) == pytest.approx(plan.objective, abs=slack)
     assert plan.lower_bound - slack <= least <= plan.objective + slack and plan.objective <= surely + slack
 
 
 @pytest.mark.parametrize("examples", [6, pytest.param(25, marks=pytest.mark.slow)])
-def test_least_within_a_memory_limit(examples: int) -> None:
+def test_plans_within_a_memory_limit(examples: int) -> None:
     cases = given(graphs(3, parameters=2), st.sampled_from(MESHES[:4]), st.floats(0.5, 1.0))
-    brute(examples)(cases(least_within_a_limit))()
+    brute(examples)(cases(check_within_a_limit))()
 
 
 @st.composite
 def popular(draw: st.DrawFn) -> tuple[PlanningGraph, int]:
-    """(graph, readers): a product read by 2, 3 or 6 operators of unlike kinds, at times twice by one; all are returned."""
+    """(graph, number of readers): a product read by 2, 3 or 6 operators of several kinds, some of which read it twice; all are returned."""
     size, count = draw(st.sampled_from([4, 8, 16])), draw(st.sampled_from([2, 3, 6]))
     calls: list[tuple] = [(ops.einsum.default, 0, 1, Const("mk,kn->mn"))]
     for _ in range(count):
@@ -121,7 +124,7 @@ def popular(draw: st.DrawFn) -> tuple[PlanningGraph, int]:
 @brute(80)
 @given(popular(), st.sampled_from(MESHES[:3]), st.sampled_from(["time", "communication"]), st.sampled_from(["S(0)", "S(1)", "P"]))
 def test_a_value_with_many_readers(case: tuple[PlanningGraph, int], mesh: Mesh, objective: str, layout: str) -> None:
-    """Readers that share, some of them the same node twice."""
+    """Readers share redistributions. Some read the value twice."""
     graph, _ = case
     pins = {"einsum_default": layout}
     plan = plan_graph(graph, mesh, Request(pins=pins, input_layouts="R", objective=objective))
@@ -130,7 +133,7 @@ def test_a_value_with_many_readers(case: tuple[PlanningGraph, int], mesh: Mesh, 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_a_shared_redistribution_is_charged_once(count: int) -> None:
-    """Every reader is pinned to read the value whole: one all-gather of 8 x 8 floats over 4 ranks, however many read it."""
+    """Every reader is pinned to R: there is one all-gather of 8 x 8 floats over 4 ranks, however many read it."""
     graph = build([(8, 8)], [(aten.relu.default, 0)] + [(aten.relu.default, 1)] * count, list(range(2, 2 + count)))
     pins = {"relu_default": "S(0)"} | {f"relu_default_{i}": "R" for i in range(1, count + 1)}
     plan = plan_graph(graph, Mesh({"a": 4}, TOY), Request(pins=pins, input_layouts="R", output_layouts="R", objective="communication"))
@@ -157,8 +160,8 @@ def training() -> PlanningGraph:
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("inputs", [None, "R", "S(0)"])
 @pytest.mark.parametrize("limit", [None, 2000])
-def test_least_of_all_choices_for_training(mesh: Mesh, objective: str, inputs: str | None, limit: int | None) -> None:
-    """A gradient is returned as its parameter lies, a tangent comes as its output is returned; both share the limit."""
+def test_training_plans_are_optimal(mesh: Mesh, objective: str, inputs: str | None, limit: int | None) -> None:
+    """A gradient has the layout of its parameter, a tangent that of its output."""
     graph = training()
     plan = plan_graph(graph, mesh, Request(input_layouts=inputs, objective=objective, memory_limit=limit))
     pins = _inputs(graph, inputs) if inputs else {}
@@ -166,7 +169,7 @@ def test_least_of_all_choices_for_training(mesh: Mesh, objective: str, inputs: s
     assert limit is None or sum(plan.memory.values()) <= limit
 
 
-def test_a_plan_that_is_cut_says_how_far_from_the_optimum_it_may_be() -> None:
+def test_the_gap_of_a_search_that_was_cut_short() -> None:
     graph = trace(*llama()[:2])
     cut, proven = (plan_graph(graph, SQUARE, Request(time_limit=limit)) for limit in (1e-6, None))
     assert cut.certificate.cut and not proven.certificate.cut
@@ -175,8 +178,8 @@ def test_a_plan_that_is_cut_says_how_far_from_the_optimum_it_may_be() -> None:
     assert cut.gap == pytest.approx(1 - cut.certificate.lower_bound / cut.objective)
 
 
-def test_an_empty_shard_is_taken_only_where_a_pin_asks_for_it() -> None:
-    """5 rows on 4 ranks are 2, 2, 1 and none."""
+def test_empty_shards_are_used_only_if_pinned() -> None:
+    """The shards of 5 rows on 4 ranks have 2, 2, 1 and 0 rows."""
     graph, mesh = build([(5, 64)], [(aten.relu.default, 0)], [1]), Mesh({"a": 4}, TOY)
     assert plan_graph(graph, mesh, Request()).layout_of("relu_default") == L("S(1)")
     assert plan_graph(graph, mesh, Request(pins={"relu_default": "S(0)"})).layout_of("relu_default") == L("S(0)")

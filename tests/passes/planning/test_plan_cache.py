@@ -1,4 +1,4 @@
-"""Solved plans on disk: the same question gets the same plan without solving, another one is planned, bad files are replaced."""
+"""The cache of plans on disk: an equal request gets the same plan without solving, another one is planned, bad files are replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESH = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
 
 @pytest.fixture
 def solves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry a solve."""
+    """One entry for each solve."""
     counted: list[int] = []
     real = choose.decide
     monkeypatch.setattr(choose, "decide", lambda *args: counted.append(1) or real(*args))
@@ -50,7 +50,7 @@ def test_a_restart_does_not_plan_again(cache_folder: Path, solves: list[int]) ->
     assert again.to_json() == first.to_json() and again.lines == first.lines and len(solves) == 1
     assert again.origin is not None and again.origin.cached == file
     assert read(file) == first
-    explained = again.explain("0.weight", "S(0)R")  # the problem is solved for it
+    explained = again.explain("0.weight", "S(0)R")  # this solves the problem
     assert explained.choices[0].total == first.explain("0.weight", "S(0)R").choices[0].total
 
 
@@ -74,7 +74,7 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-def test_each_thing_that_decides_a_plan_makes_it_another(cache_folder: Path, solves: list[int]) -> None:
+def test_everything_that_determines_a_plan_is_in_the_key(cache_folder: Path, solves: list[int]) -> None:
     make()
     for number, other in enumerate(OTHERS):
         make(**other)
@@ -91,7 +91,7 @@ def test_how_a_pin_is_written_does_not_matter(cache_folder: Path, solves: list[i
     assert len(solves) == 1
 
 
-def test_rules_code_and_versions_decide_too(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_code_and_versions_are_in_the_key(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {disk_cache.file_for("plan", graph="g")}
     for owner, name, value in (
         (disk_cache, "all_user_rules", lambda: {"mylib.op": "a -> a"}),
@@ -103,7 +103,7 @@ def test_rules_code_and_versions_decide_too(cache_folder: Path, monkeypatch: pyt
     monkeypatch.setattr(torch, "__version__", "9.9")
     names.add(disk_cache.file_for("plan", graph="g"))
     assert len(names) == 4 and all(name is not None and name.parent == cache_folder for name in names)
-    assert disk_cache.file_for("plan", graph=lambda: None) is None, "what has no text of its own is not looked up"
+    assert disk_cache.file_for("plan", graph=lambda: None) is None, "a value without a stable text has no cache file"
 
 
 def sealed(data: dict[str, Any]) -> str:
@@ -112,7 +112,7 @@ def sealed(data: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "newer", "illegal", "changed", "unsealed"])
-def test_a_bad_file_is_said_and_replaced(cache_folder: Path, solves: list[int], caplog: pytest.LogCaptureFixture, damage: str) -> None:
+def test_a_bad_file_is_reported_and_replaced(cache_folder: Path, solves: list[int], caplog: pytest.LogCaptureFixture, damage: str) -> None:
     plan = make()
     (file,) = cache_folder.glob("plan-*")
     data = json.loads(plan.to_json())
@@ -127,7 +127,7 @@ def test_a_bad_file_is_said_and_replaced(cache_folder: Path, solves: list[int], 
     assert read(file) == plan and make() == plan and len(solves) == 2
 
 
-def test_it_can_be_switched_off(cache_folder: Path, solves: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_can_be_switched_off(cache_folder: Path, solves: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     make(cache=False)
     monkeypatch.setenv("FXSHARD_CACHE", "0")
     make()
@@ -137,7 +137,7 @@ def test_it_can_be_switched_off(cache_folder: Path, solves: list[int], monkeypat
         make()
 
 
-def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FXSHARD_CACHE", "1")
     monkeypatch.delenv("FXSHARD_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -147,13 +147,13 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert disk_cache.folder() == tmp_path / ".cache" / "fxshard"
 
 
-def test_dumped_stages_all_run(cache_folder: Path, solves: list[int], tmp_path: Path) -> None:
+def test_a_dump_runs_all_stages(cache_folder: Path, solves: list[int], tmp_path: Path) -> None:
     make()
     make(dump=tmp_path / "dump")
     assert len(solves) == 2 and (tmp_path / "dump" / "04_choose.txt").exists()
 
 
-def test_a_plan_that_time_cut_is_not_kept(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_cut_short_by_time_is_not_cached(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = choose.decide
 
     def cut(*args: Any) -> ShardingPlan:
@@ -163,23 +163,23 @@ def test_a_plan_that_time_cut_is_not_kept(cache_folder: Path, monkeypatch: pytes
     monkeypatch.setattr(choose, "decide", cut)
     make(time_limit=50.0)
     assert not list(cache_folder.glob("plan-*"))
-    make()  # cut by counted work, which is the same at any time
+    make()  # cut short by counted work, which is the same on every run
     assert len(list(cache_folder.glob("plan-*"))) == 1
 
 
-def test_a_place_that_cannot_be_written_is_said(cache_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(cache_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache_folder.write_text("a file stands here")
     with caplog.at_level(logging.WARNING, "fxshard"):
         make()
     assert "not kept for the next start" in caplog.text and "FXSHARD_CACHE_DIR" in caplog.text
 
 
-def test_plans_that_nobody_uses_go(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plans_used_longest_ago_are_deleted(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "MAX_FILES", 2)
     plan = make(cache=False)
     for number in range(3):
         disk_cache.write(cache_folder / f"plan-{number}.json", "the plan", plan.to_json)
         os.utime(cache_folder / f"plan-{number}.json", (number, number))
         if number == 1:
-            assert read(cache_folder / "plan-0.json") == plan  # used, so that it stays
+            assert read(cache_folder / "plan-0.json") == plan  # read, so it stays
     assert sorted(f.name for f in cache_folder.iterdir()) == ["plan-0.json", "plan-2.json"]

@@ -1,4 +1,4 @@
-"""The bound of ``plan.at``, which must hold for every plan: beside random plans, and beside all plans of a tiny model."""
+"""The lower bound of ``plan.at`` must hold for every plan: compared with random plans, and with all plans of a tiny model."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def annotated(model: nn.Module, shape: tuple[int, ...], names: dict[int, str], m
 
 
 @pytest.fixture
-def unclamped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Annotated, ShardingPlan]]:
-    """What each call of ``plan_at`` compares with: (the graph and specs there, the best plan)."""
+def best_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Annotated, ShardingPlan]]:
+    """For each call of ``plan_at``: the annotated graph at those sizes, and the best plan for it."""
     seen: list[tuple[Annotated, ShardingPlan]] = []
     real = sizes_of_plan._best
 
@@ -62,7 +62,7 @@ def unclamped(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Annotated, Sharding
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_no_random_plan_costs_less(uneven: bool, unclamped: list[tuple[Annotated, ShardingPlan]]) -> None:
+def test_no_random_plan_costs_less_than_the_bound(uneven: bool, best_plans: list[tuple[Annotated, ShardingPlan]]) -> None:
     own = annotated(Mixed(), (8, 4, 8), {0: "batch", 1: "seq"}, Mesh({"a": 4}, TOY), uneven)
     constraints, answered = constraints_of(own.graph, own.mesh), set()
     for plan in [random_graph_plan(own, seed, timed=True) for seed in (None, *range(4))]:
@@ -71,22 +71,22 @@ def test_no_random_plan_costs_less(uneven: bool, unclamped: list[tuple[Annotated
                 at = plan_at(plan, own, constraints, "time", None, {"batch": batch, "seq": seq})
             except SizesError:
                 continue
-            assert unclamped[-1][1].lower_bound <= at.objective * (1 + 1e-9)
+            assert best_plans[-1][1].lower_bound <= at.objective * (1 + 1e-9)
             answered.add((batch, seq))
     assert len(answered) == 5
 
 
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("batch", [1, 5, 8, 40])
-def test_the_least_of_all_plans(batch: int, uneven: bool, unclamped: list[tuple[Annotated, ShardingPlan]]) -> None:
+def test_the_bound_is_the_cost_of_the_best_plan(batch: int, uneven: bool, best_plans: list[tuple[Annotated, ShardingPlan]]) -> None:
     own = annotated(Tiny(), (8, 8), {0: "batch"}, Mesh({"a": 4}, TOY), uneven)
     plan = plan_graph(own.graph, own.mesh, Request(cache=False, train=False))
     at = plan_at(plan, own, constraints_of(own.graph, own.mesh), "time", None, {"batch": batch})
-    least = Enumeration(unclamped[-1][0], "time").least(float("inf"))
-    assert unclamped[-1][1].lower_bound == pytest.approx(least, rel=1e-9) == at.best
+    least = Enumeration(best_plans[-1][0], "time").least(float("inf"))
+    assert best_plans[-1][1].lower_bound == pytest.approx(least, rel=1e-9) == at.best
 
 
-def test_a_wrong_bound_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_bound_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     own = annotated(Tiny(), (8, 8), {0: "batch"}, Mesh({"a": 4}, TOY), uneven=False)
     plan = plan_graph(own.graph, own.mesh, Request(cache=False, train=False))
     wrong = replace(plan, certificate=replace(plan.certificate, lower_bound=2 * plan.objective))

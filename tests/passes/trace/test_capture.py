@@ -1,4 +1,4 @@
-"""What a capture does without changes nothing in the graph; while passes run, Python looks for cycles less often, afterwards as before."""
+"""The steps of Dynamo that a capture skips do not change the graph. Only while passes run does the garbage collector run less often."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_no_guards_are_built_while_tracing(monkeypatch: pytest.MonkeyPatch) -> N
         traced()
 
 
-def test_torch_compile_builds_them_as_before() -> None:
+def test_torch_compile_builds_guards_as_before() -> None:
     with without_guards():
         pass
     compiled = torch.compile(lambda x: x + 1, backend="eager")
@@ -68,7 +68,7 @@ class Seen:
     records: tuple[PassRecord, ...] = ()
 
 
-def test_collections_are_rare_in_a_pass_and_as_before_after_it() -> None:
+def test_garbage_collections_are_rarer_only_during_a_pass() -> None:
     def look(_: Seen) -> tuple[Seen, str]:
         return Seen(gc.get_threshold()), ""
 
@@ -84,7 +84,7 @@ def test_collections_are_rare_in_a_pass_and_as_before_after_it() -> None:
 
 
 @pytest.mark.parametrize("own", [0, 1_000_000], ids=["off", "rarer"])
-def test_a_user_who_collects_more_rarely_is_left_alone(own: int) -> None:
+def test_a_users_rarer_collections_are_left_alone(own: int) -> None:
     before = gc.get_threshold()
     try:
         gc.set_threshold(own)
@@ -95,8 +95,8 @@ def test_a_user_who_collects_more_rarely_is_left_alone(own: int) -> None:
         gc.set_threshold(*before)
 
 
-def test_objects_set_aside_are_counted_once_not_in_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting goes through all of them."""
+def test_frozen_objects_are_not_counted_in_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting visits all of them, which takes time."""
     counted = []
     real = gc.get_freeze_count
     monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(real()) or counted[-1])

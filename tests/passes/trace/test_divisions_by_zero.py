@@ -1,4 +1,4 @@
-"""Deviations of one row are nan, as one device computes them; a division by zero that the model writes is refused with its line."""
+"""The deviation of one row is nan, as on one device. A division by zero in the model's own code is refused with its line."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_a_deviation_of_one_row(function: Callable[[Tensor], Tensor], example: i
         (lambda y: y * (1 / (y.shape[0] - 1)), r"has no value at n=1: .*[\s\S]*zero\.py"),
         (lambda y: y * (2.0 / (y.shape[0] - 1)), r"Ne\(n - 1, 0\) .*zero\.py"),
     ],
-    ids=["whole numbers", "floats"],
+    ids=["integers", "floats"],
 )
-def test_one_that_the_model_writes(function: Callable[[Tensor], Tensor], said: str) -> None:
+def test_a_division_in_the_models_code(function: Callable[[Tensor], Tensor], said: str) -> None:
     model = LinearThen(function)
     plan = fxshard.plan(model, (rows(4),), MESH, dynamic_shapes=({0: "n"},))
     torch.testing.assert_close(fxshard.simulate(model, (rows(3),), plan).outputs, model(rows(3)))

@@ -26,7 +26,7 @@ from fxshard.shapes import DynamicDim
 from tests.models.zoo import make
 
 SEPARATE = ("val", "seq_nr", "tensor_meta", "original_aten", "eager_input_vals", "from_node", "source_fn_stack", "fwd_source_fn_stack")
-"""Notes compared by themselves, or read by nothing in fxshard."""
+"""Keys of ``node.meta`` that are compared separately, or that nothing in fxshard reads."""
 STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
@@ -64,7 +64,7 @@ def rows(count: int = 6, **options: Any) -> tuple[torch.Tensor, ...]:
 
 
 def described(graph: fx.GraphModule) -> list[Any]:
-    """All that passes read of a graph: values with their memory by number, numbers of the autograd sequence from the first on."""
+    """All that passes read of a graph. Storages and autograd sequence numbers are numbered in order of appearance."""
     memory, sequence, modules = dict[int, int](), dict[int, int](), dict[str, int]()
 
     def value(one: Any) -> Any:
@@ -224,13 +224,13 @@ UNKNOWN: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_has_no_text_is_traced_each_time(name: str, cache_folder: Path, made: list[int]) -> None:
+def test_graphs_without_a_stable_text_are_traced_each_time(name: str, cache_folder: Path, made: list[int]) -> None:
     UNKNOWN[name]()
     UNKNOWN[name]()
     assert len(made) >= 2 and not list(cache_folder.glob("joint-*"))
 
 
-def test_nothing_is_looked_up_where_code_of_the_users_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_not_used_if_user_code_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tracing.tracing_state() is not None
     with Quiet():
         assert tracing.tracing_state() is None
@@ -245,7 +245,7 @@ def damaged(text: bytes) -> bytes:
 
 
 def sealed(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
-    """Puts ``new`` for ``old``, with the digest that belongs to it."""
+    """Replaces ``old`` by ``new`` and updates the digest."""
 
     def change(text: bytes) -> bytes:
         assert old in text
@@ -268,7 +268,7 @@ def sealed(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     ],
     ids=["a digest", "empty", "cut", "another namespace", "no operator", "no overload", "no end"],
 )
-def test_a_damaged_file_is_said_and_made_again(
+def test_a_damaged_file_is_reported_and_made_again(
     change: Callable[[bytes], bytes], cache_folder: Path, made: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     first = trace(Net(), rows(), cache=True)

@@ -1,4 +1,4 @@
-"""Models that are known not to trace as they come: the error names what makes them."""
+"""Models that are known not to trace with their defaults: the error names the remedy."""
 
 from __future__ import annotations
 

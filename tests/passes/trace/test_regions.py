@@ -1,4 +1,4 @@
-"""local_map regions: placed as the user says, run on shards, differentiated; what cannot be is refused with its line."""
+"""local_map regions have the user's placements, run on shards and have gradients; invalid ones are refused with their line."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CUT, WHOLE, SUM = [Shard(0)], [Replicate()], [Partial()]
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """A DeviceMesh of two axes, as local_map wants one: planning itself asks for no process group."""
+    """A DeviceMesh of two axes, which local_map requires. Planning itself needs no process group."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     dist.destroy_process_group()
 
 
 class Region(nn.Module):
-    """A region between other operators, its weight an argument."""
+    """A region between other operators. Its weight is an argument."""
 
     def __init__(self, region: Callable[..., Any], outside: Callable[[Tensor], Any] = torch.sin) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def rows(mesh: DeviceMesh) -> Any:
 
 
 def test_a_region_equals_its_function_on_one_device(mesh: DeviceMesh) -> None:
-    """On one axis of two: the other one cuts what is outside. Gradients of the input and of the weight, random plans."""
+    """The region is on one of two axes; random plans shard what is outside on the other. Gradients of input and weight are compared too."""
     graph, _ = check_eager(Region(rows(mesh)), real(8, 6), plans=6)
     specs = annotate(graph, SQUARE).specs
     assert [str(s) for s in specs["to_local"]] == ["S(0)R -> RR"] and [str(s) for s in specs["from_local"]] == ["RR -> S(0)R"]
@@ -64,7 +64,7 @@ def test_a_region_equals_its_function_on_one_device(mesh: DeviceMesh) -> None:
 
 
 def test_sums_and_two_axes(mesh: DeviceMesh) -> None:
-    """x is cut on both axes, the product over its second dim is left pending; one argument is no tensor, two results."""
+    """x is sharded on both axes, and sums over its second dim stay pending. One argument is no tensor; there are two results."""
 
     def body(x: Tensor, weight: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return (x @ weight) * scale, x.sum(1)
@@ -77,7 +77,7 @@ def test_sums_and_two_axes(mesh: DeviceMesh) -> None:
 
 
 def test_the_function_sees_shards(mesh: DeviceMesh) -> None:
-    """A mean over a shard's rows is no mean over all: what is computed is what each rank's function computes."""
+    """Each rank's mean is over its own rows, not over all rows."""
 
     def centred(x: Tensor) -> Tensor:
         return (x - x.mean(0)) * x.shape[0]
@@ -89,8 +89,8 @@ def test_the_function_sees_shards(mesh: DeviceMesh) -> None:
     torch.testing.assert_close(result.grads["args[0]"], torch.autograd.grad(want.sum(), x)[0])
 
 
-def test_gradients_lie_as_for_dtensor_where_nothing_is_said(mesh: DeviceMesh) -> None:
-    """As the value: the weight's gradient is taken to be whole. DTensor's to_local has the same contract."""
+def test_gradients_have_dtensors_default_placements(mesh: DeviceMesh) -> None:
+    """They are those of the value, as in DTensor's to_local: the weight's gradient is taken to be replicated."""
     graph = trace(Region(local_map(product, CUT, (CUT, WHOLE), device_mesh=mesh["a"])), (real(8, 6),))
     ends = {str(s) for n, specs in annotate(graph, TWO).specs.items() if n.startswith("from_local") for s in specs}
     assert ends == {"R -> S(0)", "R -> R"}
@@ -117,7 +117,6 @@ def region(function: Callable[..., Any] = product, *, outs: Any = CUT, ins: Any 
 
 REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
     "has no in_placements": region(ins=None),
-    "frozen dataclass": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE), device_mesh=TWO)),
     "has no device_mesh": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE))),
     "in_placements length 1 does not match the number of input args 2": region(ins=(CUT,)),
     "argument 1 of a local_map region is a tensor without placements": region(ins=(CUT, None)),
@@ -130,7 +129,7 @@ REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_refused(said: str, mesh: DeviceMesh) -> None:
+def test_invalid_regions_are_refused(said: str, mesh: DeviceMesh) -> None:
     x = real(7 if said.startswith("has 7") else 8, 6)
     with pytest.raises(TraceError, match=re.escape(said)) as error:
         fxshard.plan(REFUSED[said](mesh), (x,), TWO)
@@ -146,12 +145,13 @@ def test_a_check_of_types_is_refused(mesh: DeviceMesh) -> None:
     assert error.value.remedy and error.value.where and __file__ in error.value.where
 
 
-def test_a_mesh_of_ours_is_not_what_local_map_takes(mesh: DeviceMesh) -> None:
+def test_a_mesh_of_fxshard_is_refused_with_a_remedy(mesh: DeviceMesh) -> None:
     with pytest.raises(TraceError, match="frozen dataclass") as error:
-        fxshard.plan(REFUSED["frozen dataclass"](mesh), (real(8, 6),), TWO)
+        fxshard.plan(Region(local_map(product, CUT, (CUT, WHOLE), device_mesh=TWO)), (real(8, 6),), TWO)
+    assert error.value.where and __file__ in error.value.where
     assert "give torch's DeviceMesh in place of a fxshard.Mesh" in (error.value.remedy or "")
 
 
-def test_a_mesh_of_another_size(mesh: DeviceMesh) -> None:
+def test_a_plan_for_a_mesh_of_another_size_is_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(TraceError, match="is for the mesh a=2, the plan for"):
         fxshard.plan(Region(rows(mesh)), (real(8, 6),), THREE)

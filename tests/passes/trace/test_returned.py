@@ -1,4 +1,4 @@
-"""What modules return: the values that the traced graph computes under a module's name are those that a forward hook sees."""
+"""Results of modules: the values that a graph records under a module's name are those that a forward hook sees."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fxshard.runtime.backend.dynamo_graph import read_graph, specialised, trace_
 
 
 class Several(nn.Module):
-    """Hands its input through, and returns tensors in containers, one of them a view, and something that is no tensor."""
+    """Returns its input, tensors in containers (one of them a view), and a number."""
 
     def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> Any:
         return x, {"a": x.T, "b": [x * scale, None]}, 3
 
 
 class Whole(nn.Module):
-    """Modules called twice, held twice, in place, in a checkpoint, as containers, and one that is not called."""
+    """Has modules that are called twice, held twice, in place, in a checkpoint, containers, or not called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Whole(nn.Module):
 
 
 def seen_by_hooks(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[list[torch.Tensor]]]:
-    """For each call of each module, by its first name, copies of the tensors that it returned, each once."""
+    """By the first name of each module, for each of its calls: copies of the distinct tensors that it returned."""
     found: dict[str, list[list[torch.Tensor]]] = {}
 
     def hook(name: str) -> Any:
@@ -62,7 +62,7 @@ def seen_by_hooks(model: nn.Module, args: Any, kwargs: Any) -> dict[str, list[li
 
 
 class Values(fx.Interpreter):
-    """Keeps every value."""
+    """Keeps the value of each node in ``found``."""
 
     def run_node(self, n: fx.Node) -> Any:
         self.found = getattr(self, "found", {})
@@ -71,7 +71,7 @@ class Values(fx.Interpreter):
 
 
 def computed(graph: PlanningGraph, model: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Every node's value; tangents are ones."""
+    """The value of each node. Tangents are ones."""
     paths = pytree.tree_flatten_with_path((args, kwargs))[0]
     given = {("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]): leaf for path, leaf in paths}
     held = {**dict(model.named_parameters()), **dict(model.named_buffers()), **given, **kwargs}
@@ -98,8 +98,8 @@ def test_values_are_those_that_hooks_see(case: str, train: bool) -> None:
                 torch.testing.assert_close(values[node], tensor, msg=f"{name}: {node}")
 
 
-def test_names() -> None:
-    """Each name of a module that is held twice; a module that is not called returns nothing; an input handed through is that input."""
+def test_names_of_modules() -> None:
+    """A module held twice has both names, one that is not called has none, and a returned input is that input."""
     graph = trace(Whole(), (torch.randn(8, 8),))
     assert graph.returned["again"] == graph.returned["linear"]
     assert "unused" not in graph.returned
@@ -107,8 +107,8 @@ def test_names() -> None:
     assert graph.returned["stack"] == graph.returned["stack.2"] and graph.returned["stack.0"] == graph.returned["stack.1"]
 
 
-def test_notes_leave_the_graph_as_it_is() -> None:
-    """What nothing reads is not computed for their sake."""
+def test_recording_results_does_not_change_the_graph() -> None:
+    """A result that nothing reads is not computed."""
 
     class Dead(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,7 +128,7 @@ def test_notes_leave_the_graph_as_it_is() -> None:
 
 
 class Plain(Whole):
-    """Reads all that its modules return."""
+    """Reads all results of its modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,9 +139,9 @@ class Plain(Whole):
 
 
 def test_a_graph_of_torch_compile() -> None:
-    """There what a module returns is what is computed in a call of it and read outside: nothing of what only hands its input through.
+    """There, the results of a module are the values computed in its call and read outside, so a module that returns its input has none.
 
-    A module that is held twice goes by the name by which it is called.
+    A module that is held twice has the name by which it is called.
     """
     model, args = Plain(), (torch.randn(8, 8),)
     found: list[PlanningGraph] = []

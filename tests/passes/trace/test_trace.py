@@ -1,4 +1,4 @@
-"""The ends of a traced graph: inputs, outputs, gradients and mutations by name, for every form a model can give them."""
+"""The ends of a traced graph: inputs, outputs, gradients and mutations by name, in every form that a model can have."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_inference(training: bool) -> None:
     assert bool(names(graph, "mutation")) == training
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = Net(lambda self, x: self.norm(self.lin(x)))
     model.table, model.lin.bias.requires_grad = torch.ones(4), False
     model.norm.eval()
@@ -185,7 +185,9 @@ def test_source_lines_forward_and_backward() -> None:
     }
     for target, places in expected.items():
         assert {source_line(n) for n in graph.nodes if str(n.target) == target} == places
-    assert sum(n.target is torch.ops.fxshard.einsum.default for n in graph.nodes) == 2, "one forward, one backward: x needs none"
+    assert sum(n.target is torch.ops.fxshard.einsum.default for n in graph.nodes) == 2, (
+        "one in the forward, one in the backward: x needs no gradient"
+    )
 
 
 def test_autocast_inside() -> None:
@@ -211,7 +213,7 @@ def test_autocast_outside() -> None:
     assert want.dtype == torch.bfloat16
 
 
-def test_checkpointing_keeps_numbers_and_tags() -> None:
+def test_checkpointing_keeps_results_and_tags() -> None:
     graph, _ = check(lambda self, x: checkpoint(lambda y: torch.sin(self.lin(y)).exp(), x, use_reentrant=False), X)
     tagged = {str(n.target) for n in graph.nodes if "recompute" in n.meta}
     assert {"aten.sin.default", "aten.exp.default"} <= tagged

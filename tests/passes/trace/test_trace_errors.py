@@ -1,4 +1,4 @@
-"""Models that are not one graph: the error names the user's line, what stands in the way, and what to do."""
+"""Models that do not trace to one graph: the error names the user's line, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def culprit(function: Callable[..., Any]) -> str:
 
 
 @pytest.mark.parametrize(("function", "message"), CASES.items(), ids=[f.__name__ for f in CASES])
-def test_the_line_that_stands_in_the_way(function: Callable[..., Any], message: str) -> None:
+def test_the_error_names_the_line_and_the_cause(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(TraceError, match=f"(?i){message}") as caught:
         trace(Function(function), (X,))
     line = culprit(function)
@@ -93,7 +93,7 @@ def test_the_line_that_stands_in_the_way(function: Callable[..., Any], message: 
 
 
 class Takes(nn.Module):
-    """A call that its forward takes, and some that it refuses."""
+    """Accepts up to ``most`` rows of 4 numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,10 +114,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("args", "kwargs", "message", "line"), REFUSED.values(), ids=REFUSED)
-def test_what_the_model_itself_raises(
+def test_errors_of_the_model_itself(
     args: Any, kwargs: Any, message: str, line: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its type, text and line, not what Dynamo makes of it; the random generator stays, and torch logs no traceback."""
+    """They keep their type, text and line, without Dynamo's wrapping. The random generator is unchanged, and torch logs no traceback."""
     model = Takes()
     trace(model, (torch.ones(3, 4),))
     state = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""The planning graph does not know where a model lives: real, meta and fake ones give the same graph, and the same plan."""
+"""The planning graph does not depend on the device: real, meta and fake models give the same graph and the same plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend of torch.compile in one process, on a mesh of one rank: names, options, outputs, plans, errors as they are."""
+"""The torch.compile backend in one process, on a mesh of one rank: names, options, outputs, plans, errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_backend_is_found_by_name() -> None:
         ("___elsewhere", "___elsewhere"),
     ],
 )
-def test_names_are_the_users(source: str, name: str) -> None:
+def test_dynamo_sources_become_names_of_the_user(source: str, name: str) -> None:
     assert user_name(source) == name
 
 
@@ -131,7 +131,7 @@ class Counter(nn.Module):
         return total
 
 
-def test_what_is_changed_in_place_stays_the_same_tensor() -> None:
+def test_tensors_changed_in_place_keep_their_identity() -> None:
     model, total = Counter(), torch.zeros(3)
     count, compiled = model.count, sharded(model)
     for _ in range(2):
@@ -149,7 +149,7 @@ def scaled(x: Tensor, factor: float, times: int) -> tuple[Tensor, int]:
 
 
 class Configured(nn.Module):
-    """Reads numbers of an object, which Dynamo hands over beside the argument that changes."""
+    """Reads numbers from an object: Dynamo makes them graph inputs, as it does the argument that changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Configured(nn.Module):
         return x * times + self.config.eps + x.shape[0] * self.config.width
 
 
-def test_numbers_that_stay_are_not_listed(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_lists_only_numbers_that_change(caplog: pytest.LogCaptureFixture) -> None:
     model = Configured()
     compiled, x = sharded(model, dynamic=True), torch.ones(5)
     with caplog.at_level(logging.INFO, "fxshard"):
@@ -169,7 +169,7 @@ def test_numbers_that_stay_are_not_listed(caplog: pytest.LogCaptureFixture) -> N
     assert said == [f"planning again for inference: x (5,), times={n}, and any other sizes of dim 0 of x" for n in (3, 4)]
 
 
-def test_numbers_that_change_are_planned_again_and_sizes_are_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_numbers_are_planned_again_and_changed_sizes_are_not(caplog: pytest.LogCaptureFixture) -> None:
     compiled = sharded(scaled)
     calls = [(3, 2.0, 1), (4, 2.0, 1), (4, 3.5, 1), (5, 3.5, 2), (5, 0.5, 3), *((n, 1.5, 2) for n in range(6, 16))]
     with caplog.at_level(logging.INFO, "fxshard"):
@@ -202,7 +202,7 @@ def test_autocast_around_the_call_is_kept() -> None:
     assert compiled(x).dtype == torch.float32
 
 
-def test_a_plan_made_without_the_backend_fits_and_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_plan_of_fxshard_plan_fits_and_one_of_another_model_is_refused(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), torch.randn(3, 4)
     fxshard.plan(model, (x,), ONE).save(tmp_path / "plan.json")
     torch.testing.assert_close(sharded(copy.deepcopy(model), plan=tmp_path / "plan.json")(x), model(x))
@@ -210,7 +210,7 @@ def test_a_plan_made_without_the_backend_fits_and_another_one_is_refused(tmp_pat
         sharded(nn.Sequential(nn.Linear(4, 8)), plan=str(tmp_path / "plan.json"))(x)
 
 
-def test_a_dump_to_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_a_dump_to_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot make the folder"):
         sharded(nn.Linear(4, 2), dump=tmp_path / "file")(torch.ones(3, 4))
@@ -233,14 +233,14 @@ def test_weights_on_meta_are_refused() -> None:
         sharded(model)(torch.empty(3, 4, device="meta"))
 
 
-def test_devices_that_a_graph_names_are_the_cpus_while_planning() -> None:
+def test_planning_replaces_the_devices_in_a_graph_by_the_cpu() -> None:
     graph = torch.fx.symbolic_trace(lambda x: x.cuda(non_blocking=True).to("cuda:1").to(torch.device("cuda", 0)) + 1)
     planned = trace_graph(graph, [torch.ones(2)], ["x"], ["input"])
     assert {n.meta["val"].device.type for n in planned.nodes if n.op != "output"} == {"cpu"}
 
 
-def test_constraints_on_what_modules_return() -> None:
-    """A name of a module means something in Dynamo's graph; one that means nothing, and a pin that cannot be, are errors."""
+def test_constraints_on_outputs_of_modules() -> None:
+    """Names of modules work in Dynamo's graph; an unknown name and an impossible pin are errors."""
     model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
     constraints = [fxshard.Pin("1", "R"), fxshard.Equal("0", "2"), fxshard.Forbid("0", "S(1)"), fxshard.Communication("dp", at_most=0)]
     torch.testing.assert_close(sharded(model, constraints=constraints)(x), model(x))
@@ -256,7 +256,7 @@ def test_constraints_on_what_modules_return() -> None:
 
 
 def programs_of(function: Any, *example: Tensor, **others: Any) -> GraphPrograms:
-    """What the backend makes of ``function``, called once on ``example``: what Dynamo calls, without its guards."""
+    """The callable that the backend gives Dynamo for ``function``, after one call on ``example``. It has no guards of Dynamo."""
     made: list[Any] = []
 
     def noted(module: Any, inputs: Any) -> Any:
@@ -273,7 +273,7 @@ def runner_of(programs: GraphPrograms) -> Runner:
 
 
 def called(programs: GraphPrograms, **values: Tensor) -> Tensor:
-    """Dynamo has its own order of what comes in."""
+    """Calls ``programs`` with ``values`` in Dynamo's order of inputs."""
     return programs(*[values[name] for name in programs.graph.names])[0]
 
 
@@ -282,7 +282,7 @@ def mixed(x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("compiler", ["inductor", "eager"])
-def test_tensors_that_are_passed_on_as_they_come_may_lie_in_any_way(compiler: str) -> None:
+def test_inputs_that_are_passed_through_may_have_any_strides(compiler: str) -> None:
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     programs = programs_of(mixed, x, y, compiler=compiler)
     assert runner_of(programs).passes_inputs_through
@@ -293,8 +293,8 @@ def test_tensors_that_are_passed_on_as_they_come_may_lie_in_any_way(compiler: st
             torch.testing.assert_close(called(programs, x=a, y=b), mixed(a, b))
 
 
-def test_dtensors_are_not_passed_on_as_plain_ones() -> None:
-    """Those in the layout that the plan reads are, those in another are refused: what they hold is not the whole."""
+def test_dtensors_pass_through_only_in_the_planned_layout() -> None:
+    """A DTensor in another layout is refused: its local tensor is not what the program reads."""
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     programs = programs_of(mixed, x, y)
     assert runner_of(programs).passes_inputs_through
@@ -309,7 +309,7 @@ def test_dtensors_are_not_passed_on_as_plain_ones() -> None:
 
 
 class Affine(nn.Module):
-    """A square weight, so that nothing but its numbers tells it from the input."""
+    """Its weight has the shape of the input, so that only the numbers show whether the two are swapped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ class Affine(nn.Module):
         return 2 * x - self.weight
 
 
-def test_a_plan_with_another_order_reads_in_its_own() -> None:
+def test_a_given_plan_reads_inputs_in_its_own_order() -> None:
     model, x = Affine(), torch.randn(4, 4)
     with torch.no_grad():
         plan = fxshard.plan(model, (x,), ONE, train=False)
@@ -331,7 +331,7 @@ def test_a_plan_with_another_order_reads_in_its_own() -> None:
         torch.testing.assert_close(called(programs, x=again, weight=model.weight), model(again))
 
 
-def test_tensors_on_another_device_are_read_one_by_one() -> None:
+def test_inputs_on_another_device_are_not_passed_through() -> None:
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     compiled = runner_of(programs_of(mixed, x, y)).compiled
     held, outputs = {"x": x, "y": y}, [Output(computed=True)]
@@ -340,8 +340,8 @@ def test_tensors_on_another_device_are_read_one_by_one() -> None:
         assert graph_runner(other, held, outputs, [False], 1.0).passes_inputs_through == passed
 
 
-def test_plain_tensors_that_are_read_in_shards_are_cut() -> None:
-    """Rank 1 of two, the other one is not there: of its part of the sum nothing comes, or this rank's own once more."""
+def test_plain_tensors_that_the_plan_shards_are_sliced() -> None:
+    """As rank 1 of two in a fake group: its all-reduce adds nothing, or this rank's part a second time."""
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     dist.init_process_group("fake", rank=1, world_size=2)
     try:
@@ -357,7 +357,7 @@ def test_plain_tensors_that_are_read_in_shards_are_cut() -> None:
 
 @pytest.mark.parametrize("compiler", ["inductor", "eager"])
 def test_a_call_in_any_mode(compiler: str) -> None:
-    """With gradients, without, in inference mode and under autocast, each between the others."""
+    """With gradients, without, in inference mode and under autocast, in turn."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4)
     compiled = sharded(model, compiler=compiler)
     grad = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))

@@ -1,4 +1,4 @@
-"""Functions, methods, threads, views, sizes under the backend on a mesh of one rank: like one device, or refused by name."""
+"""The backend on a mesh of one rank with functions, methods, threads, views, sizes: as on one device, or refused by name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def fresh() -> None:
     torch.manual_seed(0)
 
 
-def test_views_that_are_returned_are_views() -> None:
-    """Of an input and of another output: what is written into one is seen in the other."""
+def test_returned_views_share_memory() -> None:
+    """Views of an input and of another output: a write to one changes the other."""
 
     def views(x: Tensor) -> tuple[Tensor, ...]:
         y = x * 2
@@ -43,7 +43,7 @@ def test_views_that_are_returned_are_views() -> None:
     SAME(x, z)
 
 
-def test_gradients_go_through_views_and_not_through_what_is_detached() -> None:
+def test_gradients_pass_views_but_not_detach() -> None:
     weight = nn.Parameter(torch.randn(3, 4))
 
     def views(x: Tensor) -> tuple[Tensor, ...]:
@@ -63,13 +63,13 @@ def test_views_under_other_strides_are_refused_and_of_another_dtype_are_copies()
     x = torch.randn(4, 4)
     rows, bits = compiled(x)
     assert rows.data_ptr() == x[1:].data_ptr() and torch.equal(bits, x.view(torch.int32)) and bits.data_ptr() != x.data_ptr()
-    SAME(compiled(x.t()), (x.t()[1:], x.t().view(torch.int32)))  # Dynamo guards strides and compiles anew
+    SAME(compiled(x.t()), (x.t()[1:], x.t().view(torch.int32)))  # Dynamo guards strides and compiles again
     with pytest.raises(RunError, match=r"a view of a tensor with strides \(4, 1\), which has strides \(1, 4\)"):
         View(False, (3, 4), (4, 1), 4, (4, 1)).of(x.t())
 
 
 def test_an_input_that_shares_memory_with_a_changed_one_is_refused() -> None:
-    """A program reads its inputs as they come; the same tensor twice is one input to Dynamo."""
+    """Partly overlapping inputs are refused; separate ones and the same tensor twice, one input to Dynamo, work."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)
@@ -114,7 +114,7 @@ class Encoder(nn.Module):
         return self.linear(x).relu()
 
 
-def test_functions_and_methods_each_compiled_for_itself() -> None:
+def test_functions_and_methods_compiled_separately() -> None:
     """Parameters have the module's names in a bound method; a plain object's tensors are inputs."""
     model, x = Encoder(), torch.randn(2, 4)
     encode, double = sharded(model.encode, pins={"linear.weight": "R"}), sharded(lambda x: model(x) * 2)
@@ -172,12 +172,12 @@ def test_inference_mode_before_and_after_training() -> None:
         assert out.is_inference()
         SAME((out, compiled(inside)), (model(x), model(inside)))
     SAME(*(torch.autograd.grad(m(x).sum(), model.linear.weight) for m in (compiled, model)))
-    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):  # torch's own, as without compile
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):  # torch raises it without compile too
         compiled(inside)
 
 
 @pytest.mark.parametrize("dynamic", [True, False, None])
-def test_sizes_and_numbers_under_every_dynamic(dynamic: bool | None) -> None:
+def test_sizes_and_numbers_with_each_value_of_dynamic(dynamic: bool | None) -> None:
     def step(x: Tensor, n: int) -> tuple[Any, ...]:
         return x.reshape(x.shape[0] // 2, -1) * n, torch.zeros(n, x.shape[0]), n // 2, x.view(-1), x[:n]
 
@@ -193,7 +193,7 @@ def test_sizes_and_numbers_under_every_dynamic(dynamic: bool | None) -> None:
         SAME(*(torch.autograd.grad(m(x).square().sum(), model.linear.weight) for m in (compiled, model)))
 
 
-def test_no_tensors_and_numbers_that_the_data_tells() -> None:
+def test_outputs_without_tensors_and_numbers_that_depend_on_data() -> None:
     assert sharded(lambda x: x.shape[0] + 1)(torch.ones(3)) == 4
 
     def write(x: Tensor) -> None:
@@ -223,7 +223,7 @@ def test_a_graph_break_under_fullgraph_is_dynamos_error() -> None:
         torch.compile(broken, backend="fxshard", fullgraph=True, options=options)(torch.ones(2))
 
 
-def test_views_follow_strides_and_floats_their_signs() -> None:
+def test_views_keep_strides_and_floats_keep_signs() -> None:
     big, wide = torch.randn(8, 10), torch.randn(8, 12)
 
     def tail(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The option ``example_sizes`` of the backend: a plan that is good at several sizes of the dims that Dynamo leaves open."""
+"""The option ``example_sizes`` of the backend: a plan for several sizes of dims that are dynamic in Dynamo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, **options: Any) -> list[tuple[Any, ShardingPlan]]:
-    """The plans of two calls of unlike lengths, with their graphs."""
+    """The graphs and plans of two calls at different lengths."""
     torch._dynamo.reset()
     found: list[tuple[Any, ShardingPlan]] = []
 
@@ -54,7 +54,7 @@ def test_the_objective_is_the_mean_of_those_sizes(monkeypatch: pytest.MonkeyPatc
     assert alone[0] == plain.objective < plan.objective == pytest.approx(0.75 * alone[0] + 0.25 * alone[1])
 
 
-def test_a_graph_of_one_size_does_without_and_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_static_graph_ignores_example_sizes_with_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxshard"):
         (_, first), (_, second) = planned(monkeypatch, None, example_sizes=SIZES)
     assert not first.example_sizes and len(second.example_sizes) == 2
@@ -62,12 +62,12 @@ def test_a_graph_of_one_size_does_without_and_says_so(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("sizes", "said"), [([{"rows": 4}], "no dynamic dim 'rows'(.|\n)*x_0"), ([{"x_0": 0}], "x_0 cannot be 0")])
-def test_names_and_sizes_that_there_are_not_are_refused(monkeypatch: pytest.MonkeyPatch, sizes: Any, said: str) -> None:
+def test_unknown_names_and_impossible_sizes_are_refused(monkeypatch: pytest.MonkeyPatch, sizes: Any, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         planned(monkeypatch, True, example_sizes=sizes)
 
 
-def test_a_plan_that_is_given_is_for_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_sizes_with_a_given_plan_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = fxshard.plan(Net(), (X,), fxshard.Mesh({"a": 1}))
     with pytest.raises(OptionError, match="example_sizes"):
         planned(monkeypatch, True, example_sizes=SIZES, plan=plan)

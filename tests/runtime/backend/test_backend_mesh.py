@@ -1,4 +1,4 @@
-"""The backend without the option mesh, and under modes: which mesh a call is planned for, and what Inductor is told."""
+"""The backend without the option ``mesh``: for which mesh a call is planned. And ``mode``: what Inductor is told."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compiled(function: Any, **options: Any) -> Any:
 
 
 def planned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The meshes of the programs that were made, from the log."""
+    """The meshes of the programs made since the last call, from the log."""
     found = [r.args[2] for r in caplog.records if str(r.msg).startswith("%s graph of %d nodes")]
     caplog.clear()
     return [str(mesh) for mesh in found]
@@ -49,8 +49,8 @@ def test_without_any_mesh_there_is_an_error_that_says_so() -> None:
         compiled(lambda x: x * 2)(torch.ones(2))
 
 
-def test_the_ambient_mesh_goes_before_the_default_group(alone: None, caplog: pytest.LogCaptureFixture) -> None:
-    """Each mesh has a program of its own, which later calls find again; the option goes before all."""
+def test_the_mesh_of_a_with_block_takes_precedence_over_the_default_group(alone: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Each mesh has a program of its own, which later calls reuse; the option ``mesh`` takes precedence over both."""
     function, x = compiled(lambda x: x * 2), torch.ones(2)
     mesh, other = (init_device_mesh("cpu", (1, 1), mesh_dim_names=names) for names in (("dp", "tp"), ("a", "b")))
     with caplog.at_level(logging.INFO, "fxshard"):
@@ -81,7 +81,7 @@ def test_a_new_default_group_is_another_mesh(alone: None, caplog: pytest.LogCapt
         assert planned(caplog) == ["world=1", "world=1"]
 
 
-def test_dtensors_say_their_mesh_and_two_meshes_are_refused(alone: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_mesh_of_dtensors_is_used_and_two_meshes_are_refused(alone: None, caplog: pytest.LogCaptureFixture) -> None:
     meshes = [init_device_mesh("cpu", (1,), mesh_dim_names=(name,)) for name in ("tp", "cp")]
     a, b = (distribute_tensor(torch.ones(2), mesh, [Replicate()]) for mesh in meshes)
     function = compiled(lambda a, b: (a * 2, b * 3))
@@ -94,7 +94,7 @@ def test_dtensors_say_their_mesh_and_two_meshes_are_refused(alone: None, caplog:
             function(a, b)
 
 
-def test_modes_are_inductors_or_refused_by_name(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mode_reaches_inductor_or_is_refused_by_name(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, bool]] = []
     config, original = torch._inductor.config, compiling.inductor_compile
 
@@ -122,7 +122,7 @@ def test_modes_are_inductors_or_refused_by_name(alone: None, monkeypatch: pytest
         compiled(model, mode="lite")(x)
 
 
-def test_another_keyword_is_refused(alone: None) -> None:
+def test_an_unknown_keyword_is_refused(alone: None) -> None:
     def backend(module: Any, inputs: list[Tensor]) -> Any:
         return fxshard.runtime.backend.backend.fxshard(module, inputs, level=3)
 

@@ -1,4 +1,4 @@
-"""The sizes that Dynamo leaves open in a graph: one size wherever it stands, and what is none."""
+"""The dynamic sizes of a Dynamo graph: each symbol is one size, wherever it occurs; other numbers are not sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxshard.runtime.backend.graph_sizes import dims_of
 
 
 def captured(function: Callable[..., Any], *args: Any) -> tuple[DynamoGraph, list[Any]]:
-    """The first graph of ``function``, every size open, and what it is called with."""
+    """The first graph of ``function`` with dynamic sizes, and the arguments of its call."""
     torch._dynamo.reset()
     found: list[Any] = []
 
@@ -35,7 +35,7 @@ def said(graph: DynamoGraph, args: list[Any]) -> dict[str, tuple[str, int]]:
     return {dim.name: (str(dim), dim.example) for dim in dims_of(graph.sizes, graph.names, args)}
 
 
-def test_equal_symbols_are_one_size_and_a_number_that_is_one_belongs_to_no_call() -> None:
+def test_equal_symbols_are_one_size_and_no_number_of_the_call() -> None:
     graph, args = captured(lambda x, y: x + y.sum(1) * x.shape[0], torch.ones(3), torch.ones(3, 5))
     assert said(graph, args) == {"y_0": ("dim 0 of y, dim 0 of x", 3), "y_1": ("dim 1 of y", 5)} or said(graph, args) == {
         "x_0": ("dim 0 of x, dim 0 of y", 3),
@@ -45,7 +45,7 @@ def test_equal_symbols_are_one_size_and_a_number_that_is_one_belongs_to_no_call(
     assert all(size.least == 2 and size.most is None for size in graph.sizes)
 
 
-def test_a_size_that_is_computed_from_another_is_one_too() -> None:
+def test_a_size_computed_from_another_is_a_size_too() -> None:
     def halves(x: Tensor, y: Tensor) -> Tensor:
         assert x.shape[0] == 2 * y.shape[0]
         return x.view(2, -1) + y

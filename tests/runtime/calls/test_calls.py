@@ -1,4 +1,4 @@
-"""What a call asks once instead of each time: attributes of modules, structures of arguments, what runs below autograd."""
+"""The fast paths of a call: reading attributes of modules, flattening arguments, kernels below autograd, local tensors."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Block(nn.Module):
 
 
 def swap(model: Any) -> None:
-    """Another name, of the same type and value, in the same place."""
+    """Replaces an attribute by one of another name, with the same type, value and position."""
     del model.last
     model.other = None
 
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], set[tuple[int, str]]]] = {
     "a value": (lambda m: setattr(m, "scale", 2), {(0, "scale")}),
-    "of a child": (lambda m: setattr(m.inner, "in_features", 3), {(1, "in_features")}),
+    "a value of a child": (lambda m: setattr(m.inner, "in_features", 3), {(1, "in_features")}),
     "a type": (lambda m: setattr(m, "mode", "fast"), {(0, "mode")}),
-    "no plain one any more": (lambda m: setattr(m, "scale", [1]), {(0, "scale")}),
-    "a plain one now": (lambda m: setattr(m, "table", 1), {(0, "table")}),
+    "a plain value becomes a list": (lambda m: setattr(m, "scale", [1]), {(0, "scale")}),
+    "a list becomes a plain value": (lambda m: setattr(m, "table", 1), {(0, "table")}),
     "added": (lambda m: setattr(m, "new", 0.5), {(0, "new")}),
-    "taken away": (lambda m: delattr(m, "scale"), {(0, "scale")}),
+    "removed": (lambda m: delattr(m, "scale"), {(0, "scale")}),
     "a name": (swap, {(0, "last"), (0, "other")}),
     "training": (lambda m: m.eval(), {(0, "training"), (1, "training")}),
-    "what is not plain": (lambda m: setattr(m, "table", [2]), set()),
+    "a list, which is not compared": (lambda m: setattr(m, "table", [2]), set()),
 }
 
 
@@ -86,7 +86,7 @@ def test_kernels_see_neither_autograd_nor_autocast() -> None:
 
 
 def test_a_parameter_is_found_where_it_has_moved() -> None:
-    """``parametrize`` takes it out of the module's own table."""
+    """``parametrize`` takes a parameter out of the module's own table."""
     layer = nn.Linear(2, 2)
     assert held(layer, "weight") is layer.weight
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
@@ -94,7 +94,7 @@ def test_a_parameter_is_found_where_it_has_moved() -> None:
 
 
 class Marked(torch.Tensor):
-    """A subclass that is no DTensor."""
+    """A tensor subclass other than DTensor."""
 
 
 def test_the_local_tensors_of_a_call() -> None:

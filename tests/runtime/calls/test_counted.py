@@ -1,4 +1,4 @@
-"""Numbers in objects that each call changes: sizes like any other, so that one program serves every count."""
+"""Counters in objects, which each call changes, are dynamic sizes: one program serves every count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 class Counts(nn.Module):
-    """Computes with a count, branches on it, and counts on."""
+    """Computes with a counter, increments it, and branches on it."""
 
     def __init__(self, late: int) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ def test_one_program_serves_every_count(mesh: DeviceMesh, caplog: pytest.LogCapt
 
 
 @torch.no_grad()
-def test_a_branch_on_a_count_is_a_program_more(mesh: DeviceMesh) -> None:
+def test_a_branch_on_a_count_takes_one_more_program(mesh: DeviceMesh) -> None:
     model, x = Counts(20).double(), torch.randn(3, 4, dtype=torch.float64)
     sharded = parallelized(model, (x, Clock()), mesh)
-    for steps, programs in ((4, 1), (16, 1), (17, 2), (40, 2), (1, 2), (19, 2), (0, 3)):  # 0 is no size
+    for steps, programs in ((4, 1), (16, 1), (17, 2), (40, 2), (1, 2), (19, 2), (0, 3)):  # 0 is not a size
         mine, want = Clock(steps), Clock(steps)
         torch.testing.assert_close(sharded(x, mine), model(x, want), rtol=1e-12, atol=1e-12)
         assert mine == want and len(sharded.forward.programs) == programs
@@ -74,8 +74,10 @@ def test_a_branch_on_a_count_is_a_program_more(mesh: DeviceMesh) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("model", [Marks(), Counts(10_000)])
-def test_what_stays_a_value_is_named_and_planned_each(model: nn.Module, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """Numbers in dicts are values of a call, and so is every number where sizes are to stay static."""
+def test_a_number_that_is_not_dynamic_is_named_and_planned_for_each_value(
+    model: nn.Module, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Numbers in dicts are never dynamic, and with dynamic=False no number is."""
     x = torch.randn(3, 4)
     options = {"dynamic": False} if isinstance(model, Counts) else {}
     with caplog.at_level(logging.WARNING, "fxshard"):
@@ -89,7 +91,7 @@ def test_what_stays_a_value_is_named_and_planned_each(model: nn.Module, mesh: De
 
 
 class Follows(nn.Module):
-    """Leaves a count in another's place before it goes on."""
+    """Copies one counter to the other, then changes both."""
 
     def forward(self, x: torch.Tensor, one: Clock, other: Clock) -> torch.Tensor:
         other.steps, one.steps = one.steps, one.steps + 7
@@ -98,8 +100,8 @@ class Follows(nn.Module):
 
 
 @torch.no_grad()
-def test_a_number_that_is_gone_is_not_taken_for_another(mesh: DeviceMesh) -> None:
-    """Known by its address it would be, at random: a new one may lie there."""
+def test_a_freed_number_is_not_confused_with_a_new_one(mesh: DeviceMesh) -> None:
+    """If numbers were known by their id(), a new one might have the id of a freed one."""
     x = torch.randn(3, 4, dtype=torch.float64)
     for _ in range(4):
         sharded = parallelized(Follows(), (x, Clock(2), Clock(5)), mesh)
@@ -111,7 +113,7 @@ def test_a_number_that_is_gone_is_not_taken_for_another(mesh: DeviceMesh) -> Non
 
 @torch.no_grad()
 @pytest.mark.parametrize("first", [None, -9, True, 2**70, 1.5])
-def test_what_is_no_size_is_a_value_beside_counts(first: Any, mesh: DeviceMesh) -> None:
+def test_values_that_are_not_sizes_stay_values_beside_counts(first: Any, mesh: DeviceMesh) -> None:
     class Beside(nn.Module):
         def forward(self, x: torch.Tensor, one: Clock, other: Clock) -> torch.Tensor:
             other.steps += 1
@@ -125,7 +127,7 @@ def test_what_is_no_size_is_a_value_beside_counts(first: Any, mesh: DeviceMesh) 
 
 
 @torch.no_grad()
-def test_counting_rows_of_any_number(mesh: DeviceMesh) -> None:
+def test_counts_with_a_dynamic_number_of_rows(mesh: DeviceMesh) -> None:
     model, x = Counts(10_000).double(), torch.randn(6, 4, dtype=torch.float64)
     sharded = parallelized(model, (x[:3], Clock()), mesh, dynamic=True)
     mine, want = Clock(), Clock()
@@ -142,8 +144,8 @@ class Squares(nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("first", [5, 2**31 - 1, 2**62])
-def test_numbers_that_are_no_sizes_stay_values(first: int, mesh: DeviceMesh) -> None:
-    """No tensor is so long, nor as the square of what one can be: such a number has a program of its own."""
+def test_numbers_too_large_for_sizes_stay_values(first: int, mesh: DeviceMesh) -> None:
+    """No tensor has such a size, so each such number has a program of its own."""
     model, x = Squares(), torch.randn(3, 4)
     sharded = parallelized(model, (x, Clock(first)), mesh)
     made = []
@@ -152,11 +154,11 @@ def test_numbers_that_are_no_sizes_stay_values(first: int, mesh: DeviceMesh) -> 
         torch.testing.assert_close(sharded(x, mine), model(x, want))
         assert mine == want
         made.append(len(sharded.forward.programs))
-    assert made[3] < made[4] < made[6] == made[-1], "one for all sizes, and one for each of the others"
+    assert made[3] < made[4] < made[6] == made[-1], "one program for all sizes, and one for each other number"
 
 
 @torch.no_grad()
-def test_a_count_is_said_as_a_number(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_shows_a_count_as_a_number(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
     model, x = Counts(20), torch.randn(3, 4)
     sharded = parallelized(model, (x, Clock(4)), mesh)
     with caplog.at_level(logging.WARNING, "fxshard"):

@@ -1,4 +1,4 @@
-"""A call whose program cannot be for any sizes is planned once more for its own, in the state of torch in which the user calls."""
+"""If no program can serve all sizes, a call is planned again for its own sizes, under the autocast of the user's call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def compiled(model: nn.Module, mesh: DeviceMesh) -> Any:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("make", "where"), [(parallelized, by_parallelize), (compiled, by_backend)], ids=["parallelize", "backend"])
-def test_it_keeps_the_users_autocast(make: Callable[..., Any], where: Any, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_static_program_keeps_the_users_autocast(
+    make: Callable[..., Any], where: Any, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+) -> None:
     real, model = where.lower_plan, nn.Linear(4, 4)
 
     def of_static_graphs(graph: Any, *others: Any) -> Any:
@@ -40,5 +42,5 @@ def test_it_keeps_the_users_autocast(make: Callable[..., Any], where: Any, mesh:
     with mock.patch.object(where, "lower_plan", of_static_graphs), torch.autocast("cpu", dtype=torch.bfloat16):
         for rows in (2, 6):
             x = torch.randn(rows, 4)
-            torch.testing.assert_close(sharded(x), model(x), atol=0.05, rtol=0.05)  # and of one dtype
+            torch.testing.assert_close(sharded(x), model(x), atol=0.05, rtol=0.05)  # checks the dtype too
     assert "no program can serve all these sizes: not here" in caplog.text

@@ -1,4 +1,4 @@
-"""A checkpoint's file is data: damaged, cut short or foreign, it is refused with its reason, and nothing in it is run."""
+"""A checkpoint is data: a damaged, truncated or foreign file is refused with its reason, and no code in it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAVED = {"folder": {}, "whole.safetensors": {}, "torch": {"format": "dcp"}}
 
 
 class Hostile:
-    """Unpickling it makes a folder."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -54,7 +54,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.T
 
 
 def test_a_changed_byte_is_found_or_changes_nothing(path: Path) -> None:
-    """One byte anywhere. torch's folder has no checksum but that of a zip, which torch's reader does not look at: see the documents."""
+    """Flips one bit anywhere. torch's folder has only the checksum of a zip file, which torch's reader does not check, so it may load."""
     files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
     draw, want, refused = random.Random(0), state_of(*run()), 0
     for _ in range(60):
@@ -75,7 +75,7 @@ def test_a_changed_byte_is_found_or_changes_nothing(path: Path) -> None:
     assert refused > (6 if path.name == "torch" else 40)
 
 
-def test_a_file_cut_short_or_missing(path: Path) -> None:
+def test_a_truncated_or_missing_file_is_refused(path: Path) -> None:
     for file in [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else [path]:
         data = file.read_bytes()
         for length in (0, 7, len(data) // 2, len(data) - 2):
@@ -90,8 +90,8 @@ def test_a_file_cut_short_or_missing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["metadata", "values", "tensor", "torchs reader"])
-def test_nothing_is_run(where: str, tmp_path: Path) -> None:
-    """A hostile pickle in each place of torch's folder; torch's own reader runs it, which shows that the test can fail."""
+def test_no_code_in_a_file_runs(where: str, tmp_path: Path) -> None:
+    """A hostile pickle in each part of torch's folder. torch's own reader runs it, which shows that the test can fail."""
     ran = tmp_path / "ran"
     model, _ = run()
     state: dict[str, Any] = {"model": model.state_dict()}
@@ -142,14 +142,14 @@ def _zip(folder: Path) -> None:
         (lambda folder: (folder / ".metadata").unlink(), "no finished checkpoint"),
     ],
 )
-def test_foreign(spoil: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
+def test_foreign_files_are_refused(spoil: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
     dcp.save({"model": run()[0].state_dict()}, checkpoint_id=tmp_path, no_dist=True)
     spoil(tmp_path)
     with pytest.raises(FileError, match=said):
         fxshard.load_checkpoint(tmp_path, run()[0])
 
 
-def test_of_another_model(path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(path: Path) -> None:
     model, _ = run()
     for other, said in (
         (nn.Sequential(nn.Linear(3, 5)), "and the model lacks, '1.bias' and"),
@@ -168,7 +168,7 @@ def test_of_another_model(path: Path) -> None:
         fxshard.load_checkpoint(path, model, torch.optim.SGD(run()[0].parameters(), lr=1.0))
 
 
-def test_weights_from_elsewhere(tmp_path: Path) -> None:
+def test_plain_safetensors_files_load_as_weights(tmp_path: Path) -> None:
     model, other = run()[0], run(1)[0]
     safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
     assert fxshard.load_checkpoint(tmp_path / "weights.safetensors", other) is None
@@ -177,7 +177,7 @@ def test_weights_from_elsewhere(tmp_path: Path) -> None:
         fxshard.load_checkpoint(tmp_path / "weights.safetensors", *run())
 
 
-def test_values_come_back_as_they_were() -> None:
+def test_extra_values_survive_encoding() -> None:
     value = {"a": (1, [2.5, float("inf"), None, True]), 3: {"$b": b"\0x"}, "t": torch.arange(3), (1, "k"): "text", "big": 2**70}
     tensors: dict[str, torch.Tensor] = {}
     back = decode(encode(value, "extra", tensors), tensors.__getitem__, "here")

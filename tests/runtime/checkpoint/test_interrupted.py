@@ -1,4 +1,4 @@
-"""A process that is gone at any moment of a save leaves a whole checkpoint: the previous one, or the new."""
+"""A process that dies at any moment of a save leaves a complete checkpoint: the previous one or the new one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import fxshard
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 FORMS = {"folder": {}, "whole.safetensors": {}}
-MOMENTS = ("open", "fsync", "replace", "mkdir", "unlink", "rmdir")
+SYSTEM_CALLS = ("open", "fsync", "replace", "mkdir", "unlink", "rmdir")
 
 
 class Gone(BaseException):
-    """As a SIGKILL: no handler of errors sees it."""
+    """Stands for a SIGKILL: ``except Exception`` does not catch it."""
 
 
 def run(value: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -31,14 +31,14 @@ def run(value: float) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def content(path: Path) -> tuple[int, float, float]:
-    """(step, a weight, the momentum's only value) of the checkpoint; they belong together."""
+    """(step, one weight, one momentum value) of the checkpoint; all three must be of the same save."""
     model, optimizer = run(0.0)
     extra = fxshard.load_checkpoint(path, model, optimizer)
     return extra["step"], round(float(model.weight.detach()[0, 0]), 4), float(optimizer.state[model.weight]["momentum_buffer"][0, 0])
 
 
 def save(path: Path, step: int, value: float, last_call: int | None, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Saves, going no further than the ``last_call``-th call of the system; how many there were."""
+    """Saves, and dies after ``last_call`` system calls if that is given. Returns how many there were."""
     calls = 0
 
     def counted(function: Any) -> Any:
@@ -52,7 +52,7 @@ def save(path: Path, step: int, value: float, last_call: int | None, monkeypatch
         return call
 
     with monkeypatch.context() as patch:
-        for name in MOMENTS:
+        for name in SYSTEM_CALLS:
             patch.setattr(os, name, counted(getattr(os, name)))
         patch.setattr("builtins.open", counted(open))
         fxshard.save_checkpoint(path, *run(value), extra={"step": step})
@@ -60,7 +60,7 @@ def save(path: Path, step: int, value: float, last_call: int | None, monkeypatch
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gone_at_any_call_of_the_system(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_at_any_system_call(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, old, new = tmp_path / form, (1, 0.9, 1.0), (2, 4.9, 1.0)
     calls = save(path, 1, 1.0, None, monkeypatch)
     assert calls > 5
@@ -76,11 +76,11 @@ def test_gone_at_any_call_of_the_system(form: str, tmp_path: Path, monkeypatch: 
             break
     assert content(path) == new
     assert seen[0] == old
-    assert seen == sorted(seen)  # once the new one is in force it stays
-    assert {f.name for f in tmp_path.iterdir()} == {form}  # and nothing is left of what was interrupted
+    assert seen == sorted(seen)  # once the new checkpoint is valid it stays
+    assert {f.name for f in tmp_path.iterdir()} == {form}  # the next save removes what an interrupted one left
 
 
-def test_the_first_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_first_save_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Gone):
         save(tmp_path / "new", 1, 1.0, 3, monkeypatch)
     with pytest.raises(fxshard.FxshardError, match="no finished checkpoint"):

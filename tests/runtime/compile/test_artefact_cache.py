@@ -1,4 +1,4 @@
-"""What was compiled is found again: the same bits without compiling; what decides it makes it another; damage is said and made good."""
+"""The cache of compiled code: a hit gives the same bits without compilation, whatever affects code is in the key, damage is repaired."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mesh() -> Iterator[DeviceMesh]:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry each time that Inductor is asked for both halves."""
+    """Gets one entry each time that Inductor compiles forward and backward."""
     counted: list[int] = []
     real = compile._compile_halves
     monkeypatch.setattr(compile, "_compile_halves", lambda *args: counted.append(1) or real(*args))
@@ -57,7 +57,7 @@ def bound_program(
 
 
 def step(bound: BoundProgram, **options: Any) -> list[torch.Tensor]:
-    """Outputs and gradients in a process that has compiled nothing yet."""
+    """Outputs and gradients of a step, as in a process that has compiled nothing yet."""
     compile._ARTEFACTS.clear()
     made = compile.compile_program(bound, **options)
     values = torch.Generator().manual_seed(0)
@@ -75,7 +75,7 @@ def step(bound: BoundProgram, **options: Any) -> list[torch.Tensor]:
 
 @pytest.fixture
 def cache_folder(cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a cache of Inductor's beside it."""
+    """The folder of the cache; Inductor's own cache is in a folder next to it."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     return cache_folder
 
@@ -92,10 +92,10 @@ def test_a_restart_does_not_compile_again(mesh: DeviceMesh, cache_folder: Path, 
     for one, two, three in zip(without, first, again, strict=True):
         assert torch.equal(one, two) and torch.equal(two, three)
     step(bound, dump=cache_folder / "dump")
-    assert len(compiled) == 3, "where stages are dumped, all of them run"
+    assert len(compiled) == 3, "with a dump all stages run"
 
 
-def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_affects_code_changes_the_key(mesh: DeviceMesh, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_program(mesh)
     same = artefact_cache.file_for(bound)
     assert same is not None and same.parent == cache_folder and same == artefact_cache.file_for(bound_program(mesh))
@@ -120,10 +120,10 @@ def test_each_thing_that_decides_code_makes_it_another(mesh: DeviceMesh, cache_f
     assert artefact_cache.file_for(bound) == same
 
 
-def test_what_is_not_all_known_is_not_looked_up(mesh: DeviceMesh, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_with_unknown_dependencies_is_not_cached(mesh: DeviceMesh, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_program(mesh)
-    monkeypatch.setitem(decomposition.decompositions, "an operator", test_what_is_not_all_known_is_not_looked_up)
-    assert artefact_cache.file_for(bound) is None, "a decomposition of the user's"
+    monkeypatch.setitem(decomposition.decompositions, "an operator", test_code_with_unknown_dependencies_is_not_cached)
+    assert artefact_cache.file_for(bound) is None, "a decomposition of the user"
     monkeypatch.undo()
     for patch in ({"force_disable_caches": True}, {"post_grad_custom_pre_pass": lambda graph: None}, {"triton.cudagraphs": True}):
         with inductor_config.patch(patch):
@@ -137,7 +137,7 @@ def test_what_is_not_all_known_is_not_looked_up(mesh: DeviceMesh, cache_folder: 
         monkeypatch.setenv("FXSHARD_CACHE_DIR", str(cache_folder))
         monkeypatch.setenv("FXSHARD_CACHE", "1")
         assert artefact_cache.file_for(bound) is not None
-        assert artefact_cache.file_for(bind(lower(graph, plan), mesh)) is None, "an operator of the user's"
+        assert artefact_cache.file_for(bind(lower(graph, plan), mesh)) is None, "an operator of the user"
 
 
 class _Twice(nn.Module):
@@ -146,10 +146,10 @@ class _Twice(nn.Module):
 
 
 @pytest.mark.parametrize("damage", ["cut", "foreign", "changed", "no code", "bad code"])
-def test_damage_is_said_and_made_good(
+def test_damage_is_logged_and_repaired(
     mesh: DeviceMesh, cache_folder: Path, compiled: list[int], damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bound = bound_program(mesh, draws=False)  # which Inductor takes seconds for
+    bound = bound_program(mesh, draws=False)  # without random operators, which take Inductor seconds
     first = step(bound)
     (file,) = cache_folder.iterdir()
     text, code = file.read_text(), cache_folder.parent / "inductor" / "fxgraph"
@@ -165,10 +165,10 @@ def test_damage_is_said_and_made_good(
     assert len(compiled) == 2 and file.read_text() == text
     assert ("is made again" in caplog.text) == (damage in texts)
     assert all(map(torch.equal, step(bound), first))
-    assert len(compiled) == 2, "what was made anew is taken the next time"
+    assert len(compiled) == 2, "the repaired file serves the next process"
 
 
-def test_sizes_that_only_running_tells_are_not_looked_up() -> None:
+def test_graphs_with_data_dependent_sizes_are_not_cached() -> None:
     known = []
     for make in (lambda env: 5, lambda env: env.create_unbacked_symint()):
         mode = FakeTensorMode(shape_env=ShapeEnv())

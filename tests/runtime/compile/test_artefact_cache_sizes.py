@@ -1,4 +1,4 @@
-"""Compiled code of programs with dynamic sizes is found again, with what it takes for granted; another expression is another key."""
+"""The cache of compiled code for dynamic sizes: an entry includes Inductor's guards, and the key every expression of sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fxshard.shapes import dynamic_dims
 
 @pytest.fixture
 def mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceMesh]:
-    """With caches of its own, both empty."""
+    """A mesh, and empty caches of fxshard and Inductor."""
     monkeypatch.setenv("FXSHARD_CACHE", "1")
     monkeypatch.setenv("FXSHARD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
@@ -35,7 +35,7 @@ def mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceMesh
 
 
 class Rows(nn.Linear):
-    """A layer on the first rows: of ``parts`` parts of the batch, one."""
+    """A layer on the first of ``parts`` equal parts of the batch."""
 
     parts = 2
 
@@ -53,13 +53,13 @@ def bound_program(mesh: DeviceMesh, parts: int = 2, rows: int = 8, most: int = 9
 
 
 def compiled(bound: BoundProgram, **options: Any) -> Any:
-    """As in a process that has compiled nothing yet."""
+    """Compiles ``bound`` as in a process that has compiled nothing yet."""
     compile._ARTEFACTS.clear()
     return compile.compile_program(bound, **options)
 
 
 def stepped(made: Any, *sizes: int) -> list[torch.Tensor]:
-    """Outputs and gradients at these sizes."""
+    """Outputs and gradients at these batch sizes."""
     found = []
     for size in sizes:
         values = torch.Generator().manual_seed(size)
@@ -71,6 +71,7 @@ def stepped(made: Any, *sizes: int) -> list[torch.Tensor]:
 
 
 def served(made: Any) -> list[int]:
+    """The batch sizes below 30 that the compiled code accepts."""
     return [size for size in range(1, 30) if all(g.holds({"batch": size}) for g in made.guards) and size % made.program.sizes[0].unit == 0]
 
 
@@ -81,7 +82,7 @@ def test_a_restart_does_not_ask_inductor(mesh: DeviceMesh, monkeypatch: pytest.M
     counted = dict(counters["inductor"])
     by_torch = compiled(bound_program(mesh, uneven=uneven), cache=False)
     assert counters["inductor"]["fxgraph_cache_miss"] == counted["fxgraph_cache_miss"]
-    assert served(by_torch) == served(first), "a hit in Inductor's cache takes no more for granted than what was compiled"
+    assert served(by_torch) == served(first), "code from Inductor's cache has the guards of the compilation"
     monkeypatch.setattr(compile, "_compile_halves", lambda *args: pytest.fail("Inductor was asked"))
     again = compiled(bound_program(mesh, uneven=uneven))
     assert {g.condition for g in again.guards} == {g.condition for g in first.guards}
@@ -90,7 +91,7 @@ def test_a_restart_does_not_ask_inductor(mesh: DeviceMesh, monkeypatch: pytest.M
     assert all(map(torch.equal, stepped(again, *sizes), stepped(first, *sizes)))
 
 
-def test_each_thing_that_is_said_of_sizes_makes_it_another(mesh: DeviceMesh) -> None:
+def test_each_property_of_sizes_changes_the_key(mesh: DeviceMesh) -> None:
     known = artefact_cache.file_for(bound_program(mesh))
     assert known is not None and known == artefact_cache.file_for(bound_program(mesh))
     others = [{"parts": 4}, {"rows": 16}, {"most": 50}, {"uneven": True}]
@@ -98,7 +99,7 @@ def test_each_thing_that_is_said_of_sizes_makes_it_another(mesh: DeviceMesh) -> 
     assert len(names) == 1 + len(others) and None not in names
 
 
-def test_another_expression_in_one_value_makes_it_another(mesh: DeviceMesh) -> None:
+def test_another_expression_in_one_value_changes_the_key(mesh: DeviceMesh) -> None:
     bound = bound_program(mesh)
     before = artefact_cache._node_texts(bound.module)
     node = next(n for n in bound.module.graph.nodes if n.op == "call_function" and isinstance(n.meta["val"], torch.Tensor))
@@ -108,9 +109,9 @@ def test_another_expression_in_one_value_makes_it_another(mesh: DeviceMesh) -> N
     assert before is not None and artefact_cache._node_texts(bound.module) != before
 
 
-def test_code_that_takes_something_else_for_granted_is_not_taken(mesh: DeviceMesh) -> None:
+def test_an_entry_with_other_guards_is_not_used(mesh: DeviceMesh) -> None:
     bound = bound_program(mesh, uneven=True)
-    assert bound.program.sizes[0].value > 3, "torch notes what is asked of a symbol"
+    assert bound.program.sizes[0].value > 3, "this comparison makes torch record a guard"
     first = compiled(bound)
     assert min(served(first)) > 3
     path = artefact_cache.file_for(bound)
@@ -120,7 +121,7 @@ def test_code_that_takes_something_else_for_granted_is_not_taken(mesh: DeviceMes
     assert said["guards"] and all(said["conditions"])
     other = json.dumps({**said, "conditions": ["0" * 64, said["conditions"][1]]})
     disk_cache.write(path, "the key", lambda: other)
-    assert artefact_cache.read(path, bound.program.sizes) is None, "Inductor's guards are others"
+    assert artefact_cache.read(path, bound.program.sizes) is None, "Inductor's guards differ"
     path.write_text(path.read_text().replace(said["conditions"][1], "0" * 64))
-    assert artefact_cache.read(path, bound.program.sizes) is None, "the digest is another"
+    assert artefact_cache.read(path, bound.program.sizes) is None, "the digest differs"
     assert served(compiled(bound)) == served(first) and path.read_text().endswith(text)

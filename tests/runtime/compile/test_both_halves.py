@@ -1,4 +1,7 @@
-"""Who compiles which half: the backward first where another has the forward, and again where the forward lays values out otherwise."""
+"""The order in which a rank compiles forward and backward: the backward first if another rank compiles the forward.
+
+It is compiled again if the forward then gives values with other strides than the graph has.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from fxshard.runtime.compile import compile
 from fxshard.runtime.rank_graph.partition import Partition
 
 GRAPH, OTHER = (6, 1), (1, 4)
-"""Strides of the one value that is kept, as the graph has it and as Inductor might lay it out."""
+"""Strides of the one saved value: in the graph, and as Inductor might choose them."""
 
 
 class Code:
-    """What ``_compile_graph`` gives for a half; its ``strides`` are those that the backward was compiled for."""
+    """The result of ``_compile_graph`` for a half; ``strides``: for which it was compiled."""
 
     def __init__(self, strides: tuple[int, ...]) -> None:
         self.output_strides: list[Any] = [None, strides]
@@ -25,7 +28,7 @@ class Code:
 
 
 def halves() -> Partition:
-    """A forward of one result and one kept value of shape (4, 6), which the backward reads and returns."""
+    """A forward with one result and one saved value of shape (4, 6), which the backward reads and returns."""
     with FakeTensorMode():
         value = torch.empty(4, 6)
     graphs = []
@@ -41,7 +44,10 @@ def halves() -> Partition:
 def made(
     monkeypatch: pytest.MonkeyPatch, busy: set[str], strides: tuple[int, ...] = GRAPH, dynamic: bool = False
 ) -> tuple[list[tuple[str, bool]], Any]:
-    """The halves asked for in turn, each with whether it would wait, and the backward that came of it; ``busy``: what others compile."""
+    """Compiles both halves, of which another rank is compiling ``busy``.
+
+    Returns the calls in order, as (half, whether it waits), and the code of the backward.
+    """
     asked: list[tuple[str, bool]] = []
 
     def run(module: fx.GraphModule, compiler: str, visible: int, *, wait: bool = True, is_backward: bool = False, **kind: bool) -> Any:
@@ -61,21 +67,21 @@ def test_alone_forward_then_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("forward", False), ("backward", True)] and backward.strides == OTHER
 
 
-def test_where_the_forward_is_taken_the_backward_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_another_rank_compiles_the_forward_the_backward_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, backward = made(monkeypatch, {"forward"})
     assert asked == [("forward", False), ("backward", False), ("forward", True)] and backward.strides == GRAPH
 
 
-def test_what_was_expected_wrongly_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_compiled_for_wrong_strides_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, backward = made(monkeypatch, {"forward"}, OTHER)
     assert asked == [("forward", False), ("backward", False), ("forward", True), ("backward", True)] and backward.strides == OTHER
 
 
-def test_where_both_are_taken_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_others_compile_both_halves_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, backward = made(monkeypatch, {"forward", "backward"})
     assert asked == [("forward", False), ("backward", False), ("forward", True), ("backward", True)] and backward.strides == GRAPH
 
 
-def test_dynamic_sizes_lie_as_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_dynamic_sizes_strides_stay_those_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, backward = made(monkeypatch, {"forward"}, OTHER, dynamic=True)
     assert asked == [("forward", False), ("backward", False), ("forward", True)] and backward.strides == GRAPH

@@ -1,4 +1,4 @@
-"""The C++ compiler is asked in a thread, once, for the best set; where a file has the answer, no process is started for it."""
+"""The check of which vector instructions the C++ compiler supports: once, in a thread, for the best set only, and cached in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, answer: bool | Exception = True, cache: bool = True) -> list[str]:
-    """What a new process does: "asks", or "takes" the answer of a file."""
+    """What a new process does: it "asks" the compiler, or "takes" the answer from a file."""
     did: list[str] = []
 
     def ask() -> bool:
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, answer: bool | Exception = True, cach
     return did
 
 
-def test_the_answer_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_is_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(monkeypatch, cache=False) == ["asks"] and not folder.exists()
     assert asked(monkeypatch) == ["asks"]
     (file,) = folder.iterdir()
@@ -53,16 +53,16 @@ def test_the_answer_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("answer", [False, OSError("no compiler")])
-def test_a_set_that_does_not_work_is_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: bool | Exception) -> None:
+def test_a_failed_check_is_not_cached(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: bool | Exception) -> None:
     assert asked(monkeypatch, answer) == ["asks"] and not folder.exists()
     assert asked(monkeypatch, answer) == ["asks"]
 
 
 def test_the_real_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file stands for is what Inductor finds out by itself, without a process."""
+    """The cached answer is what Inductor finds by itself, and takes no process."""
     question = cpp.vector_instructions_key()
     if not question:
-        pytest.skip("nobody asks on this machine")
+        pytest.skip("Inductor does not check on this machine")
     found = list(map(str, cpu_vec_isa.valid_vec_isa_list()))
     assert set(found) <= set(question)
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
@@ -72,7 +72,7 @@ def test_the_real_question_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pretended(cpu_vec_isa.VecISA):
-    """A set of vector instructions whose two programs are only noted."""
+    """A set of vector instructions whose two test programs are recorded, not compiled."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,7 +96,7 @@ class Pretended(cpu_vec_isa.VecISA):
 def test_only_the_best_set_is_tried(
     monkeypatch: pytest.MonkeyPatch, fails: str, kept: bool, tried: list[str] | None, usable: list[str]
 ) -> None:
-    """Where one of its programs fails Inductor's own way is taken, all sets, and nothing is kept."""
+    """If a program of the best set fails, Inductor checks all sets as usual, and nothing is cached."""
     programs: list[str] = []
 
     def check_build(self: Pretended, code: str) -> bool:
@@ -108,16 +108,16 @@ def test_only_the_best_set_is_tried(
     monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["best", "lesser"])
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", functools.cache(cpu_vec_isa.valid_vec_isa_list.__wrapped__))
     if not cpp.vector_instructions_key():
-        pytest.skip("nobody asks on this machine")
+        pytest.skip("Inductor does not check on this machine")
     assert cpp.check_vector_instructions() == kept
     if tried is not None:
         assert programs == tried
     assert list(map(str, cpu_vec_isa.valid_vec_isa_list())) == usable
     assert cpu_vec_isa.VecISA.check_build is check_build
-    assert not cpp.check_vector_instructions(), "what was known before is not what these programs showed"
+    assert not cpp.check_vector_instructions(), "an answer that was known before is not a new result"
 
 
-def test_the_header_is_the_one_that_a_kernel_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_precompiled_header_is_the_one_that_a_kernel_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     if not cpp.vector_instructions_key() or not config.cpp_cache_precompile_headers:
         pytest.skip("no header is compiled on this machine")
     wanted: list[object] = []
@@ -133,7 +133,7 @@ def test_the_header_is_the_one_that_a_kernel_wants(monkeypatch: pytest.MonkeyPat
     assert wanted[0] == wanted[1]
 
 
-def test_where_the_environment_names_a_set_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_check_if_the_environment_names_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert cpp.vector_instructions_key() == ()
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")

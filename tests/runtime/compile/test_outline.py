@@ -1,4 +1,4 @@
-"""Repeated nodes of a graph become calls of one subgraph; the results are those of the graph as it was."""
+"""Outlining: repeated parts of a graph become calls of one subgraph, and results stay the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(function: Callable[..., Any], *inputs: Tensor) -> tuple[tuple[int, ...], fx.GraphModule]:
-    """Outlines what ``function`` is traced to; its results are compared with those of the function itself."""
+    """Traces and outlines ``function``, and compares the results with the function's own."""
     module = make_fx(function, tracing_mode="fake")(*inputs)
     calls = outline(module)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def weights(count: int = LAYERS) -> list[Tensor]:
     return [torch.randn(4, 4) for _ in range(count)]
 
 
-def test_alike_layers_are_one_subgraph() -> None:
+def test_equal_layers_become_one_subgraph() -> None:
     def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor]:
         for w in ws:
             x = layer(x, w)
@@ -57,11 +57,11 @@ def test_alike_layers_are_one_subgraph() -> None:
     assert len(calls) == 1 and calls[0] >= LAYERS - 1
     assert checked(stack, torch.randn(3, 4), *weights(outlining.MIN_REPEATS - 1))[0] == ()
     left = [n for n in module.graph.nodes if n.op == "call_function" and n.target is aten.tanh.default]
-    assert len(left) <= 1, "what the cut leaves at both ends is less than a layer"
+    assert len(left) <= 1, "outside of the calls less than a layer is left"
 
 
 @pytest.mark.parametrize("other", ["constant", "stride", "dtype of a constant", "read from further back", "read by others"])
-def test_what_differs_is_no_repeat(other: str) -> None:
+def test_layers_that_differ_are_not_repeats(other: str) -> None:
     def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
         before, kept = x, []
         for i, w in enumerate(ws):
@@ -77,11 +77,11 @@ def test_what_differs_is_no_repeat(other: str) -> None:
         return [w.t().contiguous().t() if i == 3 and other == "stride" else w for i, w in enumerate(weights(count))]
 
     calls, _ = checked(stack, torch.randn(3, 4), *given(4))
-    assert calls == (), "one of four is another, three are too few"
-    assert sum(checked(stack, torch.randn(3, 4), *given(12))[0]) in range(6, 12), "those behind it are repeats"
+    assert calls == (), "one of four layers differs, and three are too few"
+    assert sum(checked(stack, torch.randn(3, 4), *given(12))[0]) in range(6, 12), "the layers after the odd one are repeats"
 
 
-def test_parts_of_one_value_are_read_by_their_index() -> None:
+def test_layers_may_read_parts_of_one_value_by_index() -> None:
     def stack(x: Tensor, scales: Tensor, *ws: Tensor) -> tuple[Tensor]:
         rows = scales.exp()
         for i, w in enumerate(ws):
@@ -92,7 +92,7 @@ def test_parts_of_one_value_are_read_by_their_index() -> None:
     assert len(calls) == 1 and calls[0] >= LAYERS - 1
 
 
-def test_views_are_made_again_outside() -> None:
+def test_views_are_repeated_outside_of_the_subgraph() -> None:
     def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
         kept = []
         for w in ws:
@@ -109,7 +109,7 @@ def test_views_are_made_again_outside() -> None:
         inputs = {n.meta["val"].untyped_storage()._cdata for n in part.graph.find_nodes(op="placeholder")}
         assert len(set(outputs)) == len(outputs) and not inputs & set(outputs), name
         joins = part.graph.find_nodes(op="call_function", target=aten.cat.default)
-        assert not joins, "what others read too is not computed within a whole"
+        assert not joins, "a concatenation whose parts others read stays outside"
 
 
 def test_collectives_and_writes_stay_in_their_order() -> None:
@@ -129,7 +129,7 @@ def test_collectives_and_writes_stay_in_their_order() -> None:
     assert not any("c10d" in str(n.target) for part in module.children() for n in part.graph.nodes)
 
 
-def test_a_wrapper_in_cpp_takes_no_calls() -> None:
+def test_nothing_is_outlined_for_the_cpp_wrapper() -> None:
     def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor]:
         for w in ws:
             x = layer(x, w)
@@ -137,17 +137,6 @@ def test_a_wrapper_in_cpp_takes_no_calls() -> None:
 
     with config.patch(cpp_wrapper=True):
         assert checked(stack, torch.randn(3, 4), *weights())[0] == ()
-
-
-def test_symbols_are_left() -> None:
-    def stack(x: Tensor, *ws: Tensor) -> tuple[Tensor]:
-        for w in ws:
-            x = layer(x, w)
-        return (x,)
-
-    module = make_fx(stack, tracing_mode="symbolic")(torch.randn(3, 4), *weights())
-    before = str(module.graph)
-    assert outline(module) == () and str(module.graph) == before
 
 
 STEPS: list[Callable[[Tensor, Tensor], Tensor]] = [
@@ -164,7 +153,7 @@ STEPS: list[Callable[[Tensor, Tensor], Tensor]] = [
 def test_any_repeated_graph() -> None:
     outlined: list[bool] = []
     _any_repeated_graph(outlined)
-    assert sum(outlined) > len(outlined) // 3, "examples have repeats that are worth it"
+    assert sum(outlined) > len(outlined) // 3, "enough examples have repeats to outline"
 
 
 @settings(deadline=None, max_examples=40)
@@ -188,8 +177,8 @@ def _any_repeated_graph(outlined: list[bool], data: st.DataObject, layers: int, 
     outlined.append(bool(checked(stack, torch.randn(4, 4), *weights(layers))[0]))
 
 
-def test_values_that_lie_otherwise_in_memory_are_read_by_other_subgraphs() -> None:
-    """Kernels for GPUs read several elements at once where the first lies at a multiple of 16 bytes."""
+def test_values_with_different_alignment_are_not_repeats() -> None:
+    """GPU kernels read several elements at once if the first is aligned to 16 bytes."""
 
     def layers(x: Tensor, row: int) -> list[Tensor]:
         out = [x.new_zeros(6)]

@@ -1,4 +1,4 @@
-"""Where sizes are symbols, repeats are calls of one subgraph too: they get the symbols, and one compiled program serves every size."""
+"""Outlining with symbolic sizes: the subgraph takes the symbols as inputs, and one compilation serves every size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def traced(function: Function, layers: int, decompositions: Any = None) -> fx.GraphModule:
-    """``function(n, x, *weights)`` for every n: x of (n, 4), an input that is n, as a rank's graph has them."""
+    """The graph of ``function(n, x, *weights)`` for every n, with x of shape (n, 4). As in a rank's graph, n is an input."""
     env = SymbolEnv()
     mode = FakeTensorMode(shape_env=env.shape_env)
     n = env.symbol("n", 6)
@@ -49,7 +49,7 @@ def inputs(n: int, layers: int) -> tuple[Any, ...]:
 
 
 def checked(function: Function, layers: int = LAYERS) -> tuple[tuple[int, ...], fx.GraphModule]:
-    """Outlines the graph for every size; its results are compared with the function's at four sizes, to the bit with its own before."""
+    """Outlines the graph and compares results at four sizes: with the function's, and bit for bit with the graph before."""
     module, before = traced(function, layers), traced(function, layers)
     calls = outline(module)
     for n in (1, 2, 6, 9):
@@ -63,7 +63,7 @@ def checked(function: Function, layers: int = LAYERS) -> tuple[tuple[int, ...], 
 
 
 def stack(n: Any, x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
-    """With views, sums and constants that depend on n."""
+    """Layers with views, sums and constants that depend on n."""
     for w in ws:
         y = (x - x.mean(1, keepdim=True)) @ w
         y = y.view(n * 2, 2).tanh().view(n, WIDTH) + torch.arange(n, dtype=x.dtype).view(n, 1) / n
@@ -71,7 +71,7 @@ def stack(n: Any, x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
     return (x,)
 
 
-def test_layers_are_one_subgraph_that_is_given_the_symbols() -> None:
+def test_layers_become_one_subgraph_that_takes_the_symbols() -> None:
     calls, module = checked(stack)
     assert len(calls) == 1 and calls[0] >= LAYERS - 1
     part = next(module.children())
@@ -80,7 +80,7 @@ def test_layers_are_one_subgraph_that_is_given_the_symbols() -> None:
     assert first.op == "placeholder" and str(first.meta["val"]) == str(next(iter(module.graph.nodes)).meta["val"])
 
 
-def test_lengths_that_differ_are_no_repeat() -> None:
+def test_layers_of_different_lengths_are_not_repeats() -> None:
     def shrinking(n: Any, x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
         kept = []
         for i, w in enumerate(ws):
@@ -90,11 +90,11 @@ def test_lengths_that_differ_are_no_repeat() -> None:
         return (x, *kept)
 
     calls, _ = checked(shrinking, 7)
-    assert calls == (), "three layers of n rows and four of n + 1, the first of which has others around it"
-    assert checked(shrinking, 12)[0], "those behind it are repeats"
+    assert calls == (), "three layers of n rows and four of n + 1, of which the first has other neighbours"
+    assert checked(shrinking, 12)[0], "the layers of n + 1 rows are repeats"
 
 
-def test_a_size_that_is_read_from_a_tensor_is_left() -> None:
+def test_a_graph_without_the_size_as_input_is_unchanged() -> None:
     def chosen(n: Any, x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
         for w in ws:
             x = ((x @ w).tanh() * 0.5 + x).exp().sin()
@@ -120,7 +120,7 @@ STEPS: list[Callable[[Any, Tensor, Tensor], Tensor]] = [
 def test_any_repeated_graph() -> None:
     outlined: list[bool] = []
     _any_repeated_graph(outlined)
-    assert sum(outlined) > len(outlined) // 3, "examples have repeats that are worth it"
+    assert sum(outlined) > len(outlined) // 3, "enough examples have repeats to outline"
 
 
 @settings(deadline=None, max_examples=12, phases=[Phase.generate])
@@ -144,7 +144,7 @@ def _any_repeated_graph(outlined: list[bool], data: st.DataObject, layers: int, 
 
 
 def compiled(layers: int) -> int:
-    """Kernels that Inductor writes for ``stack`` of so many layers; one compilation has its results at six sizes."""
+    """The number of kernels that Inductor generates for ``stack``; checks that one compilation gives its results at six sizes."""
     module = traced(stack, layers, inductor_decompositions())
     metrics.reset()
     with config.patch(force_disable_caches=True):
@@ -156,7 +156,7 @@ def compiled(layers: int) -> int:
     return metrics.generated_kernel_count
 
 
-def test_compiled_once_for_layers_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_compilation_for_all_layers_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     few = compiled(6)
     assert compiled(12) == few
     monkeypatch.setattr(outlining, "MIN_REPEATS", 100)

@@ -1,4 +1,4 @@
-"""Inductor compiles what was outlined once, to the results of the graph as it was; memory that one call reuses is no other's."""
+"""Inductor compiles an outlined subgraph once, with unchanged results; calls do not overwrite each other's memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def traced(function: Function, *inputs: Tensor) -> fx.GraphModule:
 
 
 def written(function: Function, *inputs: Tensor) -> int:
-    """Kernels that Inductor writes for ``function``, whose results it must give, and leave its inputs as they were."""
+    """The number of kernels that Inductor generates for ``function``; checks its results, and that inputs are unchanged."""
     module = fx.GraphModule(torch.nn.Module(), traced(function, *inputs).graph)
     metrics.reset()
     with config.patch(force_disable_caches=True):
@@ -59,7 +59,7 @@ def test_kernels_do_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert written(stack, x, *weights(12)) > few
 
 
-def test_what_passes_between_calls_keeps_its_memory() -> None:
+def test_values_between_calls_keep_their_memory() -> None:
     def tangled(x: Tensor, *ws: Tensor) -> tuple[Tensor, ...]:
         kept, skipped = [], x
         for w in ws:
@@ -87,5 +87,5 @@ def test_buckets_are_computed_in_place() -> None:
     module = traced(gradients, torch.randn(8, 16, dtype=torch.float64), *weights(8))
     assert outlining.outline(module)
     products = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
-    assert len(products) >= 8, "products that go into a bucket are no part of a piece"
+    assert len(products) >= 8, "products that go into a bucket are not outlined"
     written(gradients, torch.randn(8, 16, dtype=torch.float64), *weights(8))

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process once a program is bound: counted by the pages that the system has to give a step."""
+"""Once a program is bound, the process keeps freed memory for the next step: measured by its page faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fxshard.runtime.rank_graph import bind
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(
     "glibc" not in platform.libc_ver() or (HUGE.exists() and "[always]" in HUGE.read_text()),
-    reason="these are glibc's options, and pages are counted: huge ones are too few",
+    reason="needs glibc's malloc options, and small pages to count faults",
 )
 
 SCRIPT = """
@@ -52,7 +52,7 @@ print(pages())
 
 
 def run(size: int, **environment: str) -> tuple[bool, int, int]:
-    """(whether it was set, pages that 4 rounds of 60 MiB took before, and after)."""
+    """(whether the option was set, page faults of 4 rounds of 60 MiB before, and after)."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(size)], env={**kept, **environment}, capture_output=True, text=True, timeout=240
@@ -63,16 +63,16 @@ def run(size: int, **environment: str) -> tuple[bool, int, int]:
 
 
 @pytest.mark.parametrize("size", [416, 61 << 20])
-def test_what_a_step_freed_is_there_for_the_next(size: int) -> None:
-    """For a small program too: what else the process frees is not given back sooner than it was."""
+def test_the_next_step_reuses_freed_memory(size: int) -> None:
+    """Also after a small program: it must not make the process return other memory sooner."""
     took, before, after = run(size)
     pages = 4 * (60 << 20) // resource.getpagesize()
     assert took
-    assert before > pages / 2, "otherwise this tests nothing"
+    assert before > pages / 2, "without the option each round must fault"
     assert after < pages / 20
 
 
-def test_what_a_user_chose_stays() -> None:
+def test_malloc_options_of_the_user_stay() -> None:
     took, before, after = run(61 << 20, MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072")
     assert not took and after > before / 2 > 0
 

@@ -1,4 +1,4 @@
-"""Measuring for real, little of it: on this device alone, and by two ranks over gloo that the command starts itself."""
+"""Short real measurements: on this device alone, and on two gloo ranks that the command starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_device(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No mesh: rates of the device, links of a preset, said so; the file is taken by a mesh."""
+    """Without a mesh the device is measured and links come from a preset, which the output says; a mesh accepts the file."""
     path = tmp_path / "hardware.json"
     assert cli.main(["calibrate", "--quick", "--device", "cpu", "-o", str(path)]) == 0
     printed = capsys.readouterr()
@@ -46,7 +46,7 @@ def test_one_device(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.distributed
 def test_two_ranks(tmp_path: Path) -> None:
-    """The command as a user gives it: one report, one file, whose curves price the mesh that was measured."""
+    """The command as a user runs it: one report and one file, whose curves give the cost of collectives on that mesh."""
     path = tmp_path / "hardware.json"
     outside = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
     command = [sys.executable, "-m", "fxshard", "calibrate", "--mesh", "tp=2", "--quick", "--device", "cpu", "-o", str(path)]
@@ -57,9 +57,9 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("prediction against measurement") == 1 and ended.stdout.count("wrote ") == 1
     for kind in COLLECTIVES:
-        assert ended.stdout.count(f"{kind} on tp") == 2, "by the curves, by the links"
+        assert ended.stdout.count(f"{kind} on tp") == 2, "one line by the curves, one by the links"
     found = load(path)
-    hidden = set(re.findall(r"more bytes took (\w+) on tp no longer", ended.stderr))  # by whatever else this machine does meanwhile
+    hidden = set(re.findall(r"more bytes took (\w+) on tp no longer", ended.stderr))  # by other work on this machine
     assert set(found.measured.collectives) == {(kind, 2, 1) for kind in COLLECTIVES if kind not in hidden} and found.between is None
     for (kind, _, _), curve in found.measured.collectives.items():
         size, time = curve.points[-1]
@@ -67,7 +67,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_measured_collective_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor of 24 x 4 floats on three ranks, moved by each kind of collective: a rank sends what was predicted."""
+    """A tensor of 24 x 6 floats on three ranks: with each kind of collective, a rank sends the predicted bytes."""
 
     class Fake:
         def size(self, axis: int) -> int:
@@ -89,7 +89,7 @@ def test_bytes_of_a_measured_collective_are_those_of_the_step(monkeypatch: pytes
 
 
 class Noisy(measure.Clock):
-    """A clock of a machine with other work: of the first rounds, products alone are the longest."""
+    """A clock on a busy machine: in rounds with noise the products alone take longer than products and collectives together."""
 
     def __init__(self, noise: list[float]) -> None:
         super().__init__(torch.device("cpu"), TINY)
@@ -101,8 +101,8 @@ class Noisy(measure.Clock):
         return [[4000.0 + next(self.noise), *(4100.0 + 10 * i for i in range(len(works) - 1))] for _ in range(3)]
 
 
-def test_what_noise_hides_is_measured_again() -> None:
-    """All rounds count, by their median: six quiet ones of nine."""
+def test_times_hidden_by_noise_are_measured_again() -> None:
+    """The result is the median of all rounds, here of six quiet ones and three noisy ones."""
     noisy = Noisy([500.0] * 3 + [0.0] * 9)
     assert measure._times_beyond(noisy, lambda: None, [lambda: None] * 3, 3) == [100.0, 110.0, 120.0] and noisy.asked == 3
     quiet = Noisy([0.0] * 3)
@@ -114,8 +114,8 @@ def test_what_noise_hides_is_measured_again() -> None:
     )
 
 
-def test_a_collective_whose_largest_takes_no_longer_is_measured_again() -> None:
-    """Two collectives of two sizes; the second's smallest is disturbed in the first rounds, of the others it is one of nine."""
+def test_a_collective_that_takes_no_longer_for_more_bytes_is_measured_again() -> None:
+    """Two collectives at two sizes each: in the first three of nine rounds, noise makes the second one's smaller size the slower."""
     disturbed = [[4000.0, 4100.0, 4110.0, 4500.0, 4200.0]] * 3
     as_they_are = [[4000.0, 4100.0, 4110.0, 4150.0, 4200.0]] * 6
 
@@ -128,7 +128,7 @@ def test_a_collective_whose_largest_takes_no_longer_is_measured_again() -> None:
     assert measure._times_beyond(clock, lambda: None, [lambda: None] * 4, 2) == [100.0, 110.0, 150.0, 200.0] and clock.asked == 2
 
 
-def test_a_users_mistakes(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_of_the_user(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     mistakes = [
         (["--mesh", "tp"], "cannot read mesh 'tp'"),
         (["-o", str(tmp_path / "no" / "h.json")], "cannot write the file"),
@@ -143,6 +143,6 @@ def test_a_users_mistakes(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_rank_that_fails_is_named() -> None:
-    """Ranks that get an option which the command does not know."""
+    """Both ranks get an option that the command does not know."""
     with pytest.raises(RunError, match=r"rank [01] failed"):
         calibrate.start_ranks(Mesh({"tp": 2}), "cpu", ["calibrate", "--nonsense"])

@@ -1,4 +1,4 @@
-"""Dynamic sizes in calls of a parallelized module that pass other arguments than the example, and what the log says of static ones."""
+"""Dynamic sizes in calls that pass other arguments than the example call did, and log lines about sizes that stay static."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def test_example_sizes_and_ranges_of_calls_without_an_argument(mesh: DeviceMesh)
         sharded(data(20)[0])
 
 
-def test_a_name_of_no_parameter(mesh: DeviceMesh) -> None:
+def test_a_name_of_no_argument_is_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(OptionError, match="there is no argument 'targets'"):
         parallelized(Scored(), (data(4)[0],), mesh, dynamic_shapes={"x": B, "targets": B})
 
 
 @torch.no_grad()
-def test_an_argument_that_nobody_named_joins_the_dim_it_changes_with(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_argument_without_dynamic_shapes_joins_the_dim_it_changes_with(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
     model, (x, y) = Scored(), data(4)
     sharded = parallelized(model, (x,), mesh, dynamic_shapes={"x": B})
     for rows in (4, 6, 9, 12):
         x, y = data(rows)
         torch.testing.assert_close(sharded(x, y), model(x, y))
-    assert programs(sharded) == 3  # that of the example, for the first size with y, for every other size
+    assert programs(sharded) == 3  # for the example, for the first size with y, for every other size
     assert "sizes stay static: b (dim 0 of args[0]) cannot change" in caplog.text
 
 
@@ -102,8 +102,8 @@ def levels(records: list[logging.LogRecord], text: str) -> list[int]:
 
 
 @torch.no_grad()
-def test_dynamic_true_says_which_dims_stay_static(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """A dim that the model fixes is worth a warning once it changes."""
+def test_with_dynamic_true_the_log_names_static_dims(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """A dim that the model fixes is logged as info, and as a warning once it changes."""
     caplog.set_level(logging.INFO, "fxshard")
     sharded = parallelized(Rows(), (torch.randn(3, 4),), mesh, dynamic=True)
     assert set(levels(caplog.records, "sizes stay static: args_0_0 (dim 0 of args[0]) cannot change")) == {logging.INFO}
@@ -115,7 +115,7 @@ def test_dynamic_true_says_which_dims_stay_static(mesh: DeviceMesh, caplog: pyte
 
 @torch.no_grad()
 def test_example_sizes_of_a_dim_that_stays_static(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """Only those with its size count."""
+    """Only the example sizes with the dim's static size count."""
     shapes = ({0: Dim.AUTO, 1: "seq"},)
     sizes = [{"args_0_0": 3, "seq": 8}, {"args_0_0": 3, "seq": 16}, {"args_0_0": 6, "seq": 8}]
     sharded = parallelized(Loops(), (torch.randn(3, 4),), mesh, dynamic_shapes=shapes, example_sizes=sizes)
@@ -131,7 +131,7 @@ class Loops(nn.Module):
 
 
 @torch.no_grad()
-def test_marks_of_equal_size_part_when_they_differ(mesh: DeviceMesh) -> None:
+def test_marked_dims_of_equal_size_are_separated_once_they_differ(mesh: DeviceMesh) -> None:
     class Product(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return x.cos() @ y.sin()

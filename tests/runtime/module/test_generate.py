@@ -1,4 +1,4 @@
-"""generate() of Hugging Face decoders on a mesh of one: what it asks of the module, and how many programs serve it."""
+"""generate() of Hugging Face decoders on a mesh of one: what it needs from the module, and how many programs serve it."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, beams: b
         options = {**options, "cache_implementation": "static"}
         assert torch.equal(tokens(sharded, 10, **options), tokens(model, 10, **options))
         made = len(sharded.forward.programs) - before
-        assert made == (0 if options.get("do_sample") else 2)  # beams are another batch
+        assert made == (0 if options.get("do_sample") else 2)  # beam search has another batch size
 
 
 def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """Two layers. The second length of a prompt makes one more program, for all lengths; a mask, which grows with the cache, two in
-    place of two. No layer counts in Python."""
+    """Two layers. A second prompt length makes one more program, for all lengths; with a mask, which grows with the cache, there are
+    programs of its own for prompt and tokens. No layer counts in Python."""
     model, sharded = pair("llama", mesh, layers=2)
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert torch.equal(tokens(sharded, 8), tokens(model, 8))
     assert not any("a Python number" in line for line in caplog.messages)
-    assert len(sharded.forward.programs) == 3  # that of the example, for the prompt, for a token
+    assert len(sharded.forward.programs) == 3  # for the example, for the prompt, for a token
     for length, masked, programs in ((8, False, 3), (12, False, 4), (5, False, 4), (8, True, 6), (11, True, 7), (6, True, 7)):
         prompt = torch.randint(1, 32, (2, length), generator=torch.Generator().manual_seed(length))
         mask = torch.ones(2, length, dtype=torch.long)
@@ -86,7 +86,7 @@ def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh, cap
 
 @pytest.mark.parametrize(("window", "programs"), [(6, 3), (12, 4)])
 def test_a_sliding_window_counts_its_tokens(window: int, programs: int, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """That of the example, for the prompt, for a token while the window has room, and for one when it is full."""
+    """Programs for the example, for the prompt, for a token while the window has room, and for one when it is full."""
     model, sharded = pair("mistral", mesh, 2, window)
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert torch.equal(tokens(sharded, 16), tokens(model, 16))
@@ -94,7 +94,7 @@ def test_a_sliding_window_counts_its_tokens(window: int, programs: int, mesh: De
     assert not any("a Python number" in line for line in caplog.messages)
 
 
-def test_what_generate_asks_of_the_module(mesh: DeviceMesh) -> None:
+def test_attributes_that_generate_reads(mesh: DeviceMesh) -> None:
     model, sharded = pair("llama", mesh)
     assert inspect.signature(sharded.forward) == inspect.signature(model.forward)
     assert sharded.device == model.device and sharded.dtype == model.dtype
@@ -103,7 +103,7 @@ def test_what_generate_asks_of_the_module(mesh: DeviceMesh) -> None:
     assert output.past_key_values.layers[0].dtype == torch.float32
 
 
-def test_a_plan_says_the_layouts_of_a_cache_by_path(mesh: DeviceMesh) -> None:
+def test_output_layouts_name_tensors_of_a_cache_by_path(mesh: DeviceMesh) -> None:
     model = MODELS["llama"](2).eval()
     layouts = {"outputs['past_key_values'].layers[?].keys": "S(0)", "*.layers[1].values": "S(2)"}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Hooks of submodules in calls that take an object and change it: the values of one device, in the hooks, the result and the object."""
+"""Hooks of submodules in calls that change an object: hooks, results and the object have the values of one device."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def appends(net: nn.Module, seen: Seen) -> None:
 
 
 def opaque(net: nn.Module, seen: Seen) -> None:
-    """No graph has what becomes of a number."""
+    """Stores a tensor made from a Python number, which no graph can compute."""
     net.get_submodule("first").register_forward_hook(lambda m, args, out: seen.append(torch.tensor(out.sum().item())))
 
 
-def of_what_takes_the_object(net: nn.Module, seen: Seen) -> None:
+def on_the_module_with_the_object(net: nn.Module, seen: Seen) -> None:
     net.get_submodule("adds").register_forward_hook(lambda m, args, out: seen.append(args[1].total))
 
 
@@ -67,7 +67,7 @@ def several(net: nn.Module, seen: Seen) -> None:
 
 
 def call(net: nn.Module, cache: Cache, rows: int, seen: Seen) -> list[Tensor]:
-    """What one call gives, leaves in the object, and shows to hooks."""
+    """The result of a call, the state of the object, and what hooks saw."""
     seen.clear()
     y = net(torch.linspace(-1, 1, 4 * rows, dtype=torch.float64).view(rows, 4).cos(), cache)["y"]
     y.square().sum().backward()
@@ -75,7 +75,7 @@ def call(net: nn.Module, cache: Cache, rows: int, seen: Seen) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("register", [appends, opaque, of_what_takes_the_object, with_value, of_the_backward, several])
+@pytest.mark.parametrize("register", [appends, opaque, on_the_module_with_the_object, with_value, of_the_backward, several])
 def test_as_on_one_device(register: Register, late: bool, mesh: DeviceMesh) -> None:
     single = Net().double()
     net, mine, want = copy.deepcopy(single), Seen(), Seen()
@@ -93,9 +93,9 @@ def test_as_on_one_device(register: Register, late: bool, mesh: DeviceMesh) -> N
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_a_value_and_a_change_at_once_are_refused(mesh: DeviceMesh) -> None:
+def test_a_hook_that_returns_a_value_and_changes_an_object_is_refused(mesh: DeviceMesh) -> None:
     net, seen = Net().double(), Seen()
     net.first.register_forward_hook(lambda m, args, out: (seen.append(out), out)[1])
     with pytest.raises(TraceError, match="returns a value and changes Python objects, too"):
         fxshard.parallelize(net, (torch.zeros(3, 4, dtype=torch.float64), Cache()), mesh, compiler="eager", cache=False)
-    assert not seen, "no hook is called with a fake"
+    assert not seen, "hooks never see fake tensors"

@@ -1,4 +1,4 @@
-"""A rank of a mesh of 64, whose other ranks do not exist: odd sizes cost one program more, and it computes its own rows."""
+"""One rank of 64 in a fake group: uneven sizes take one more program, and the rank computes its own rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = 64
 
 
 class Counted(nn.Module):
-    """Rows times their number, of which a rank has its own part."""
+    """Scales each row by its global index."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is looked at on each call: parts, parameters, buffers and hooks; every change is seen, and what is the same is not made anew."""
+"""The state of a module that each call checks: submodules, parameters, buffers, hooks. Changes are seen; if none, nothing is recomputed."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_every_change_of_parts_is_seen(name: str, model: Any, mesh: DeviceMesh) 
     assert state.same_structure()
 
 
-def lies(m: Any, mesh: DeviceMesh, *placements: Any) -> None:
+def place(m: Any, mesh: DeviceMesh, *placements: Any) -> None:
     m[0].weight = nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, placements, src_data_rank=None))
 
 
 CHANGES: dict[str, Callable[[Any, DeviceMesh], Any]] = {
-    "a layout": lambda m, mesh: lies(m, mesh, Shard(1)),
+    "a layout": lambda m, mesh: place(m, mesh, Shard(1)),
     "a dtype": lambda m, mesh: m[0].double(),
     "a buffer's dtype": lambda m, mesh: setattr(m[1], "running_mean", m[1].running_mean.double()),
     "a buffer's shape": lambda m, mesh: setattr(m[1], "running_mean", torch.ones(3)),
@@ -72,20 +72,20 @@ CHANGES: dict[str, Callable[[Any, DeviceMesh], Any]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_how_values_lie(name: str, model: Any, mesh: DeviceMesh) -> None:
+def test_every_change_of_a_layout_is_seen(name: str, model: Any, mesh: DeviceMesh) -> None:
     state = ModuleState(model, mesh)
     before = state.snapshot()
     assert state.snapshot() is before
     model[0].bias.requires_grad_(False)
     assert state.snapshot().layouts is before.layouts and state.snapshot().trainable != before.trainable
-    lies(model, mesh, Replicate())
+    place(model, mesh, Replicate())
     model[1].running_mean = torch.full((2,), 3.0)
     assert state.snapshot().layouts == before.layouts
     CHANGES[name](model, mesh)
     assert state.snapshot().layouts != before.layouts and state.same_structure()
 
 
-def test_what_is_no_parameter_on_the_mesh_is_named(model: Any, mesh: DeviceMesh) -> None:
+def test_a_parameter_that_is_not_on_the_mesh_is_named(model: Any, mesh: DeviceMesh) -> None:
     other, pending = DeviceMesh("cpu", [1, 0]), distribute_tensor(torch.ones(2, 2), mesh, [Replicate()], src_data_rank=None)
     state = ModuleState(model, mesh)
     for value, said in (
@@ -113,7 +113,7 @@ HOOKS: dict[str, tuple[Callable[[Any], Any], bool]] = {
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_hooks_that_take_part(name: str, model: Any, mesh: DeviceMesh) -> None:
+def test_which_hooks_affect_the_program(name: str, model: Any, mesh: DeviceMesh) -> None:
     register, counts = HOOKS[name]
     state = ModuleState(model, mesh)
     with register(model):
@@ -124,7 +124,7 @@ def test_hooks_that_take_part(name: str, model: Any, mesh: DeviceMesh) -> None:
         assert same_hooks(state.hooks(), first)
 
 
-def test_other_hooks_are_others(model: Any, mesh: DeviceMesh) -> None:
+def test_different_hooks_compare_unequal(model: Any, mesh: DeviceMesh) -> None:
     state, found = ModuleState(model, mesh), []
     for call, with_kwargs in ((hook, False), (hook, True), (functools.partial(hook), False)):
         with model[0].register_forward_hook(call, with_kwargs=with_kwargs):

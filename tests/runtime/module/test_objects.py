@@ -1,4 +1,4 @@
-"""Objects in calls of a parallelized module, in one process: what the model changes in place is changed for the caller."""
+"""Objects as arguments of a parallelized module, in one process: if the model changes one, the caller's object changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Memory:
 
 
 class Remembers(nn.Module):
-    """Appends what it computes to what it was given, or begins."""
+    """Appends its result to the given memory, or to a new one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Remembers(nn.Module):
 
 
 class Writes(nn.Module):
-    """Writes into the memory that it was given."""
+    """Writes into a tensor of the given memory."""
 
     def forward(self, x: torch.Tensor, memory: Memory) -> Memory:
         memory.layers[0].keys[: x.shape[0]] = x
@@ -92,8 +92,8 @@ def test_tensors_are_changed_in_place(mesh: DeviceMesh) -> None:
 
 
 @torch.no_grad()
-def test_a_tensor_in_an_object_stays_as_it_lies(mesh: DeviceMesh) -> None:
-    """Asked for once, by a glob; what a user returns beside it stays a plain tensor."""
+def test_a_tensor_in_an_object_keeps_its_layout(mesh: DeviceMesh) -> None:
+    """A glob asks for the layout once; other outputs stay plain tensors."""
     model, x = Remembers(), torch.randn(3, 4)
     sharded = parallelized(model, (x,), mesh, output_layouts={"*.keys": "S(1)"})
     total, memory = sharded(x)
@@ -103,7 +103,7 @@ def test_a_tensor_in_an_object_stays_as_it_lies(mesh: DeviceMesh) -> None:
         assert type(total) is torch.Tensor
         total, memory = sharded(x, memory)
     whole = Memory([Layer(memory.layers[0].keys.redistribute(placements=[Replicate()]), 9)])
-    assert sharded(x, whole)[1].layers[0].keys.placements == (Shard(1),)  # as it was asked for
+    assert sharded(x, whole)[1].layers[0].keys.placements == (Shard(1),)  # in the layout that was asked for
 
 
 def test_layouts_that_name_nothing_are_refused(mesh: DeviceMesh) -> None:
@@ -115,7 +115,7 @@ def test_layouts_that_name_nothing_are_refused(mesh: DeviceMesh) -> None:
 
 
 @torch.no_grad()
-def test_a_size_that_is_left_as_a_number_is_that_of_the_call(mesh: DeviceMesh) -> None:
+def test_a_size_stored_as_a_number_is_that_of_the_call(mesh: DeviceMesh) -> None:
     class Counts(nn.Module):
         def forward(self, x: torch.Tensor, layer: Layer) -> Layer:
             layer.keys, layer.length = x * 2, x.shape[0]
@@ -126,7 +126,7 @@ def test_a_size_that_is_left_as_a_number_is_that_of_the_call(mesh: DeviceMesh) -
 
 
 class Attends(nn.Module):
-    """Appends a token to each row's keys, and weighs all of them by a mask."""
+    """Appends a token to the keys of each row, and sums them with a mask."""
 
     def forward(self, x: torch.Tensor, memory: Memory, mask: torch.Tensor) -> torch.Tensor:
         one = memory.layers[0]
@@ -135,8 +135,8 @@ class Attends(nn.Module):
 
 
 @torch.no_grad()
-def test_a_mask_that_is_as_long_as_the_batch_is_large(mesh: DeviceMesh) -> None:
-    """The length of the mask grows with the keys, the batch does not, though both are 6 in the first call."""
+def test_a_mask_as_long_as_the_batch_by_chance(mesh: DeviceMesh) -> None:
+    """Mask and keys get longer and the batch does not, although both are 6 in the first call."""
     model, rows = Attends(), 6
     sharded = parallelized(model, (torch.randn(rows, 1, 4), Memory([Layer(torch.randn(rows, 5, 4))]), torch.ones(rows, 6).long()), mesh)
     keys = torch.randn(rows, 5, 4)

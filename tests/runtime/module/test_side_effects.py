@@ -1,4 +1,4 @@
-"""Attributes that calls of a parallelized module set, in one process: lists that several modules hold, copies, numbers that are read."""
+"""Attributes that a forward sets, in one process: lists shared by modules, copies of the module, numbers that it reads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def counts_in_training(self: Any, y: Tensor) -> Tensor:
     return y * (2 if self.n >= 4 else 1)
 
 
-def test_a_copy_knows_what_calls_set(mesh: DeviceMesh) -> None:
+def test_a_copy_keeps_track_of_attributes(mesh: DeviceMesh) -> None:
     model, x = Net(counts_in_training), torch.randn(3, 4)
     sharded = parallelized(model, x, mesh)
     twins = [model, sharded]
@@ -85,7 +85,7 @@ def test_a_copy_knows_what_calls_set(mesh: DeviceMesh) -> None:
 
 
 def test_a_number_that_the_user_changes_is_read_at_each_value(mesh: DeviceMesh) -> None:
-    """That two values give one program says nothing of a third."""
+    """Even if one program served two values, a third value may need another one."""
     model, x = Net(lambda self, y: y * (2 if self.step > 3 else 1)), torch.randn(3, 4)
     sharded = parallelized(model, x, mesh)
     for model.step in (0, 1, 2, 5, 1, 9):
@@ -99,7 +99,7 @@ def counts_rows(self: Any, y: Tensor) -> Tensor:
     return y
 
 
-def test_counting_rows_of_any_number_takes_one_program(mesh: DeviceMesh) -> None:
+def test_counting_a_dynamic_number_of_rows_takes_one_program(mesh: DeviceMesh) -> None:
     model, x = Net(counts_rows), torch.randn(6, 4)
     sharded = parallelized(model, x[:3], mesh, dynamic=True)
     for rows in (3, 5, 3, 6, 1, 3, 3, 3, 3, 3, 3):
@@ -140,7 +140,7 @@ def reads_a_list(self: Any, y: Tensor) -> Tensor:
     return y
 
 
-def test_nothing_is_made_up_of_a_list_that_is_read(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_that_is_read_and_changed_gives_no_invented_values(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(3, 4)
     sharded = parallelized(Net(reads_a_list), x, mesh)
     with caplog.at_level("WARNING", "fxshard"):
@@ -162,8 +162,8 @@ class Tempered(nn.Module):
 
 
 @pytest.mark.parametrize("buffer", [False, True])
-def test_a_schedule_of_a_number(buffer: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """Each value of an attribute is a program, which the log says, and what to do about it; done so, one program serves all."""
+def test_a_scheduled_temperature(buffer: bool, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """As an attribute, each value makes a program, and the log says so and recommends a buffer. As a buffer, one program serves all."""
     model, x, values = Tempered(buffer), torch.randn(3, 4), [1.0 - k / 16 for k in range(10)]
     sharded = parallelized(model, x, mesh)
     with caplog.at_level("WARNING", "fxshard"):

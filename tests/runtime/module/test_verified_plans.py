@@ -1,4 +1,4 @@
-"""parallelize asks the rules once of a plan that it made itself, when planning; of one that it was given, before it lowers it."""
+"""parallelize applies the rules once to a plan of its own, when planning. It checks a given plan before lowering."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ARGS = (torch.ones(4, 4),)
 OPTIONS: dict[str, Any] = {"train": False, "compiler": "eager", "cache": False}
 
 
-def test_rules_are_asked_once_where_the_plan_is_its_own(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_are_applied_once_to_its_own_plan(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, real = [], pipeline.annotate.annotate
     monkeypatch.setattr(pipeline.annotate, "annotate", lambda *given: asked.append(given) or real(*given))
     fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, **OPTIONS)
     assert len(asked) == 1
     fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, planner=lambda *given: plan_graph(*given), **OPTIONS)
-    assert len(asked) == 3, "a planner of the user's may give any plan"
+    assert len(asked) == 3, "a planner of the user may return any plan"
 
 
-def test_a_plan_that_no_rule_offers_is_refused(mesh: DeviceMesh) -> None:
+def test_a_plan_that_no_rule_allows_is_refused(mesh: DeviceMesh) -> None:
     plan = fxshard.plan(nn.Linear(4, 4), ARGS, mesh, train=False, input_layouts="R", output_layouts="R", cache=False)
     fxshard.parallelize(nn.Linear(4, 4), ARGS, mesh, plan, compiler="eager")
     product = next(node for node in plan.nodes if node.op == "fxshard.einsum.default")

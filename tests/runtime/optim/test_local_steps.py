@@ -1,4 +1,4 @@
-"""Optimisers on a parallelized module's parameters: the numbers and the state of DTensor's own step, bit for bit, without its dispatch."""
+"""Optimizer steps on local tensors: bit for bit the parameters and state of a step on DTensors, without DTensor dispatch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fxshard.layout.layouts import Layout, local_shape
 from fxshard.runtime.optim.local_steps import ELEMENTWISE, step_locally
 
 LAYOUTS = [((5, 3), "S(0)"), ((2, 3), "S(0)"), ((4,), "R"), ((), "R"), ((3, 7), "S(1)")]
-"""On the last of three ranks: a short shard, an empty one, replicas, one of a dim that is cut unevenly."""
+"""On the last of three ranks: a short shard, an empty one, two replicas, an uneven shard on dim 1."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def steps(optimizer: optim.Optimizer, mesh: DeviceMesh, numbers: range = range(3
 
 
 def assert_alike(ours: optim.Optimizer, theirs: optim.Optimizer) -> None:
-    """Parameters and state, by type, layout and bits."""
+    """Parameters and state are equal in type, layout and bits."""
     for p, q in zip(ours.param_groups[0]["params"], theirs.param_groups[0]["params"], strict=True):
         assert torch.equal(p.to_local(), q.to_local())
         mine, other = ours.state[p], theirs.state[q]
@@ -71,7 +71,7 @@ def assert_alike(ours: optim.Optimizer, theirs: optim.Optimizer) -> None:
 
 
 class Seen(TorchDispatchMode):
-    """How many operators were given a DTensor."""
+    """Counts operators that get a DTensor."""
 
     count = 0
 
@@ -92,7 +92,7 @@ SETTINGS: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=lambda v: v.__name__ if isinstance(v, type) else ",".join(v))
-def test_as_dtensor_without_its_dispatch(kind: Any, settings: dict[str, Any], mesh: DeviceMesh) -> None:
+def test_steps_equal_those_on_dtensors_without_their_dispatch(kind: Any, settings: dict[str, Any], mesh: DeviceMesh) -> None:
     ours, theirs = (kind(parameters(mesh, mark), lr=0.1, **settings) for mark in (True, False))
     steps(ours, mesh)
     steps(theirs, mesh)
@@ -109,12 +109,12 @@ CANNOT: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
     (optim.Rprop, {"foreach": True}),
     (optim.SGD, {"fused": True, "weight_decay": 0.1}),
 ]
-"""For which DTensor lacks a rule: index_put_, _foreach_copy_, _fused_sgd_."""
+"""Optimizers with operators that DTensor has no rule for: index_put_, _foreach_copy_, _fused_sgd_."""
 
 
 @pytest.mark.parametrize(("kind", "settings"), CANNOT)
-def test_what_dtensor_cannot_step(kind: Any, settings: dict[str, Any], mesh: DeviceMesh) -> None:
-    """Here the numbers are those of plain tensors."""
+def test_optimizers_that_dtensor_cannot_step(kind: Any, settings: dict[str, Any], mesh: DeviceMesh) -> None:
+    """They are compared with plain tensors."""
     ours = kind(parameters(mesh, True), lr=0.1, **settings)
     plain = kind([nn.Parameter(p.to_local().clone()) for p in parameters(mesh, False)], lr=0.1, **settings)
     steps(ours, mesh)
@@ -127,7 +127,7 @@ def test_what_dtensor_cannot_step(kind: Any, settings: dict[str, Any], mesh: Dev
         assert all(isinstance(value, DTensor) for name, value in ours.state[p].items() if name != "step")
 
 
-def test_state_that_is_loaded_is_stepped_on(mesh: DeviceMesh) -> None:
+def test_steps_continue_from_loaded_state(mesh: DeviceMesh) -> None:
     first, second, theirs = (optim.Adam(parameters(mesh, mark), foreach=True) for mark in (True, True, False))
     steps(first, mesh)
     steps(theirs, mesh)
@@ -141,7 +141,7 @@ def test_state_that_is_loaded_is_stepped_on(mesh: DeviceMesh) -> None:
     assert_alike(second, theirs)
 
 
-def test_gradients_die_with_zero_grad(mesh: DeviceMesh) -> None:
+def test_no_step_after_zero_grad(mesh: DeviceMesh) -> None:
     optimizer = optim.Adam(parameters(mesh, True), foreach=True)
     steps(optimizer, mesh)
     optimizer.zero_grad()
@@ -164,7 +164,7 @@ def test_a_step_that_raises_leaves_the_optimizer_as_it_was(mesh: DeviceMesh) -> 
     assert_alike(optimizer, theirs)
 
 
-def test_hooks_of_the_users_see_dtensors_and_may_change_gradients(mesh: DeviceMesh) -> None:
+def test_hooks_of_the_user_see_dtensors_and_may_change_gradients(mesh: DeviceMesh) -> None:
     def halve(optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in optimizer.param_groups[0]["params"]:
             assert isinstance(p, DTensor)
@@ -191,8 +191,8 @@ def test_a_closure_gets_dtensors(mesh: DeviceMesh) -> None:
     assert_alike(ours, theirs)
 
 
-def test_what_is_not_surely_the_same_goes_the_way_of_dtensors(mesh: DeviceMesh) -> None:
-    """A subclass, parameters that others made, a gradient that lies otherwise than its parameter."""
+def test_other_cases_step_on_dtensors(mesh: DeviceMesh) -> None:
+    """A subclass of an optimizer, other DTensor parameters, a gradient in another layout than its parameter."""
 
     class Mine(optim.Adam):
         pass
@@ -214,7 +214,7 @@ def test_what_is_not_surely_the_same_goes_the_way_of_dtensors(mesh: DeviceMesh) 
     assert p.placements == (Shard(0),)
 
 
-def test_plain_parameters_beside_ours(mesh: DeviceMesh) -> None:
+def test_plain_parameters_with_sharded_ones(mesh: DeviceMesh) -> None:
     ours, plain = parameters(mesh, True)[0], nn.Parameter(torch.ones(3))
     optimizer = optim.Adam([ours, plain], foreach=True)
     ours.grad, plain.grad = tensors(mesh, 1)[0], torch.ones(3)
@@ -227,7 +227,7 @@ def test_plain_parameters_beside_ours(mesh: DeviceMesh) -> None:
     assert isinstance(optimizer.state[ours]["exp_avg"], DTensor)
 
 
-def test_a_step_that_is_compiled(mesh: DeviceMesh) -> None:
+def test_a_compiled_step(mesh: DeviceMesh) -> None:
     ours, theirs = (optim.SGD(parameters(mesh, mark), lr=0.1) for mark in (True, False))
     steps(ours, mesh)
     steps(theirs, mesh)
@@ -238,7 +238,7 @@ def test_a_step_that_is_compiled(mesh: DeviceMesh) -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_gradient_scaler(fused: bool, mesh: DeviceMesh) -> None:
-    """Scaled gradients, and a step that is left out because one is infinite."""
+    """Scaled gradients, and a step that is skipped because a gradient is infinite."""
     ours, theirs = (optim.Adam(parameters(mesh, mark), fused=fused) for mark in (True, False))
     for optimizer in (ours, theirs):
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -1,4 +1,4 @@
-"""bind, kernels, partition and compile without other ranks: torch's fake process group stands for them."""
+"""bind, kernels, partition and compile in one process, with torch's fake process group."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_axis_index_becomes_an_input_and_axes_become_groups(four_ranks: DeviceMe
     program = program if any(is_collective(n) for n in program.local((0, 0)).graph.nodes) else random_program("mlp_batch5", "dp=2,tp=2", 0)
     before = str(program.local((1, 1)).graph)
     bound = bind(program, four_ranks)
-    assert str(program.local((1, 1)).graph) == before, "binding changes the program"
+    assert str(program.local((1, 1)).graph) == before, "binding must not change the program"
     assert bound.coordinate == (1, 1) and bound.device == CPU
     names = [n.name for n in bound.module.graph.nodes if n.op == "placeholder"]
     assert names[len(program.inputs) :] == [f"axis_index_{axis}" for axis in bound.axes]
@@ -116,7 +116,7 @@ FURTHER = [("llama_batch5", "a=4", 0), ("llama_batch5", "a=4", 2), ("cnn", "a=2,
 
 @pytest.mark.parametrize(("name", "mesh", "seed"), [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)])
 def test_all_size_classes_issue_the_same_collectives(name: str, mesh: str, seed: int) -> None:
-    """In the forward and in the backward alike, ranks with empty shards included; together they are the program's."""
+    """Forward and backward have the same collectives in each size class, empty shards included. Together they are the program's."""
     program = random_program(name, mesh, seed, frugal=seed > 0)
     tangents = [i for i, end in enumerate(program.inputs) if end.kind == "tangent"]
     early = forward_collectives(program)
@@ -139,7 +139,7 @@ def test_ranks_of_one_size_class_share_the_artefact(four_ranks: DeviceMesh) -> N
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_program_is_differentiable_on_local_tensors(backend: str) -> None:
-    """A mesh of one: the local program is the model."""
+    """On a mesh of one the local program computes the model."""
     dist.init_process_group("fake", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
@@ -160,8 +160,8 @@ def test_compiled_program_is_differentiable_on_local_tensors(backend: str) -> No
         dist.destroy_process_group()
 
 
-def test_inductor_keeps_what_it_compiles() -> None:
-    """On disk, so that a restart does not compile again: Inductor passes graphs over whose mode of tracing it does not know."""
+def test_inductor_caches_what_it_compiles() -> None:
+    """On disk, so that a restart does not compile again. Inductor bypasses its cache for graphs with an unknown tracing mode."""
     dist.init_process_group("fake", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
@@ -175,7 +175,7 @@ def test_inductor_keeps_what_it_compiles() -> None:
 
 
 class Table(torch.nn.Module):
-    """Nothing comes in: what a rank makes depends on its place alone."""
+    """Has no inputs: what a rank computes depends on its coordinate alone."""
 
     def forward(self) -> torch.Tensor:
         return torch.arange(8).sin()

@@ -1,4 +1,4 @@
-"""Equal calls become one; what is random, returned, written into or a collective stays what it is."""
+"""Common subexpressions: equal calls are merged, except random ones, collectives, returned values and graphs with writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def merged(function: Callable[..., object], *inputs: Tensor) -> tuple[int, list[
     return dropped, [str(n.target) for n in traced.graph.nodes if n.op == "call_function"], traced
 
 
-def test_a_softmax_said_in_parts() -> None:
+def test_a_softmax_with_repeated_parts() -> None:
     x = torch.randn(4, 6)
 
     def parts(x: Tensor) -> tuple[Tensor]:
@@ -43,7 +43,7 @@ def test_a_softmax_said_in_parts() -> None:
     assert torch.equal(module(x)[0], parts(x)[0])
 
 
-def test_arguments_of_other_kinds_are_others() -> None:
+def test_equal_numbers_of_different_type_or_sign_are_not_merged() -> None:
     x = torch.randn(4)
     dropped, _, module = merged(lambda x: ((x * 0.0).atan2(x) + (x * -0.0).atan2(x) + (x + 1) * (x + 1.0),), x)
     assert dropped == 0 and len(module.graph.nodes) > 8
@@ -59,8 +59,8 @@ def test_random_numbers_and_returned_tensors_stay_apart() -> None:
     assert first.data_ptr() != second.data_ptr(), "a user may write into one of them"
 
 
-def test_what_is_kept_for_the_backward_is_merged() -> None:
-    """Of three equal values the first is somebody's, two are kept, one of them as a view."""
+def test_values_saved_for_the_backward_are_merged() -> None:
+    """Of three equal values the first is returned to the user; the two saved ones, one of them a view, are merged."""
 
     def kept(x: Tensor) -> tuple[Tensor, ...]:
         return x.neg(), x.neg().view(-1), x.neg()
@@ -73,7 +73,7 @@ def test_what_is_kept_for_the_backward_is_merged() -> None:
 
 
 class Heads(nn.Module):
-    """Products with heads, the last dims of which lie apart: to be multiplied each must be copied."""
+    """Products of transposed heads, which are not contiguous: each operand must be copied."""
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         q, k = (torch.sin(x.view(2, 8, 4, 16).transpose(1, 2)) for x in (q, k))
@@ -82,7 +82,7 @@ class Heads(nn.Module):
 
 
 class Masked(nn.Module):
-    """The same mask again and again, which each gradient reads."""
+    """Computes the same mask four times; each gradient reads it."""
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(4):
@@ -90,7 +90,7 @@ class Masked(nn.Module):
         return x
 
 
-def test_what_is_equal_is_kept_once_and_counted_once() -> None:
+def test_equal_values_are_saved_once_and_counted_once() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     graph = trace(Masked(), (x,))
     bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
@@ -105,7 +105,7 @@ def test_what_is_equal_is_kept_once_and_counted_once() -> None:
 
 
 def test_a_product_and_its_gradient_read_one_copy() -> None:
-    """Each operand is copied once; seen transposed that is what the gradient of the other reads."""
+    """Each operand is copied once: its transpose is what the gradient of the other operand reads."""
     x = torch.randn(2, 8, 64, requires_grad=True)
     graph = trace(Heads(), (x, x.detach().clone().requires_grad_()))
     bound = unbound(lower_plan(graph, plan_graph(graph, Mesh({"a": 1}), Request(cache=False))))
@@ -126,7 +126,7 @@ def test_collectives_stay() -> None:
     assert sum(map(is_collective, module.graph.nodes)) == 2
 
 
-def test_where_something_is_written_into_nothing_is_merged() -> None:
+def test_a_graph_with_a_write_in_place_is_not_merged() -> None:
     def written(x: Tensor) -> tuple[Tensor]:
         one, two = x.exp(), x.exp()
         aten.add_.Tensor(one, 1)
@@ -138,7 +138,7 @@ def test_where_something_is_written_into_nothing_is_merged() -> None:
 
 
 class Twice(nn.Module):
-    """A large product at both ends, and much in between."""
+    """The same large product at the beginning and at the end, and much memory in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Twice(nn.Module):
         return out
 
 
-def test_under_a_limit_nothing_lives_longer_for_it() -> None:
+def test_under_a_memory_limit_merging_extends_no_lifetime() -> None:
     graph = trace(Twice(), (torch.randn(128, 8),), train=False)
     free = plan_graph(graph, Mesh({"a": 1}), Request(train=False, cache=False))
     peak = program_memory(lower_plan(graph, free)).peak
@@ -164,5 +164,5 @@ def test_under_a_limit_nothing_lives_longer_for_it() -> None:
         before = profile(bound, module, None).peak
         artefact = run_passes(COMPILING[:3], CompileState(bound, "inductor"), None)
         dumps[limit] = before, profile(bound, artefact.module, artefact.parts).peak
-    assert dumps[None][0] < dumps[None][1], "otherwise this tests nothing"
+    assert dumps[None][0] < dumps[None][1], "without a limit merging must raise the peak here"
     assert dumps[peak][0] == dumps[peak][1] <= peak

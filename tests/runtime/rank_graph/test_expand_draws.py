@@ -1,4 +1,4 @@
-"""What a compiler makes of draws has the bits that they have as operators; masks are drawn again rather than kept."""
+"""Draws expanded to arithmetic for the compiler have the bits of the operators; the backward draws masks again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def compiled(model: nn.Module, **options: Any) -> Any:
 
 
 def graph_of(*targets: Callable[[fx.Graph, list[fx.Node]], fx.Node]) -> fx.GraphModule:
-    """(seed, a rank's row, its column) -> what the targets make of them."""
+    """A graph (seed, row of the rank, column of the rank) -> results of ``targets``."""
     graph, mode = fx.Graph(), FakeTensorMode()
     places = [graph.placeholder(name) for name in ("seed", "row", "column")]
     for node in places:
@@ -53,7 +53,7 @@ def uniform(call: int, dtype: torch.dtype) -> Callable[[fx.Graph, list[fx.Node]]
     return lambda g, n: g.call_function(OPS.random_shard.default, (*args, n[0], call, [3, 5, 4], [0, 2], n[1:], cpu))
 
 
-def test_the_arithmetic_has_the_operators_bits() -> None:
+def test_the_arithmetic_has_the_bits_of_the_operators() -> None:
     module = graph_of(mask(3), uniform(9, torch.float32), uniform(4, torch.bfloat16), mask(7))
     places = SEED, torch.tensor(6), torch.tensor(3)
     wanted = module(*places)
@@ -66,7 +66,7 @@ def test_the_arithmetic_has_the_operators_bits() -> None:
     assert torch.equal(wanted[0], whole[6:9, :, 3:7])
 
 
-def test_what_takes_threefry_stays_an_operator() -> None:
+def test_float64_draws_stay_operators() -> None:
     module = graph_of(uniform(1, torch.float64), mask(0))
     assert expand_draws(module) == 1
     assert [str(n.target) for n in module.graph.nodes].count("fxshard.random_shard.default") == 1
@@ -78,7 +78,7 @@ def draws(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def test_inductor_draws_what_the_simulator_draws() -> None:
-    """The seed is the first number of the default generator, in the simulator as in a compiled call."""
+    """Both take as seed the first number of the default generator."""
     x = torch.linspace(-2, 2, 41 * 19).view(41, 19)
     model = Function(lambda self, x: draws(x))
     wanted = simulated(trace(model, (x,), train=False), ONE, model, (x,)).outputs
@@ -122,7 +122,7 @@ def gradient(run: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_checkpoint_inside_repeats_the_draw(compiler: str) -> None:
     x = torch.linspace(0.5, 2, 600).view(30, 20).requires_grad_()
     out, grad = gradient(compiled(Twice(), compiler=compiler), x)
-    outer = out != 0  # f = m2 c / 0.75 with c = cos(s) x, s = m1 sin(x) / 0.5: the gradient says which masks it was made with
+    outer = out != 0  # out = m2 c / 0.75 with c = cos(s) x, s = m1 sin(x) / 0.5: the gradient shows which masks m1, m2 the backward used
     for inner in (0.0, 2.0):
         s, c = inner * x.sin(), x * (inner * x.sin()).cos()
         same = outer & torch.isclose(out, c / 0.75, rtol=1e-5)
@@ -142,7 +142,7 @@ def test_a_checkpoint_around_repeats_the_draw(compiler: str) -> None:
 
 
 def test_the_backward_draws_the_mask_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept are the inputs alone, no mask; compiled eagerly the mask is kept, for there a second draw costs more."""
+    """Through Inductor only inputs are saved. In eager mode the mask is saved, because a second draw costs more there."""
     import fxshard.runtime.backend.backend as backend
 
     made: list[CompiledProgram] = []

@@ -1,4 +1,4 @@
-"""Inputs that are written where they lie under Inductor: which are, and that what is read of them is read before."""
+"""Inputs that compiled code writes in place: which ones, and that their old values are read before."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def given_back(self: Any, a: Tensor, b: Tensor) -> Tensor:
 
 WAYS: dict[str, tuple[Any, set[str]]] = {
     "a cache": (cache, {"args[0]", "seen"}),
-    "two change places": (swap, set()),
-    "two are written into each other": (crossed, set()),
-    "what it was is read": (reads_before, {"args[0]"}),
+    "two inputs are swapped": (swap, set()),
+    "each of two is computed from the other": (crossed, set()),
+    "its old value is read": (reads_before, {"args[0]"}),
     "it is returned": (given_back, {"args[0]"}),
 }
 
 
 def pairs() -> list[tuple[Tensor, Tensor]]:
-    """As they are, with gaps, in one memory."""
+    """Pairs of separate tensors, with a transposed one, of one memory, and interleaved in one memory."""
     torch.manual_seed(0)
     rows, wide = torch.randn(8, 4), torch.randn(4, 8)
     return [
@@ -77,7 +77,7 @@ def pairs() -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("name", WAYS)
 @torch.no_grad()
-def test_what_is_written_in_place_is_as_on_one_device(name: str, mesh: DeviceMesh) -> None:
+def test_writes_in_place_equal_one_device(name: str, mesh: DeviceMesh) -> None:
     forward, want = WAYS[name]
     model = Changes(forward)
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), pairs()[0], mesh, train=False, cache=False)
@@ -91,7 +91,7 @@ def test_what_is_written_in_place_is_as_on_one_device(name: str, mesh: DeviceMes
 
 
 @torch.no_grad()
-def test_another_input_in_the_same_memory_is_read_before(mesh: DeviceMesh) -> None:
+def test_another_input_in_the_same_memory_is_read_before_the_write(mesh: DeviceMesh) -> None:
     def both(self: Any, a: Tensor, b: Tensor) -> Tensor:
         a.mul_(2)
         return b.cumsum(0)
@@ -99,4 +99,4 @@ def test_another_input_in_the_same_memory_is_read_before(mesh: DeviceMesh) -> No
     x = torch.randn(4, 4)
     sharded: Any = fxshard.parallelize(Changes(both), (x, x.clone()), mesh, train=False, cache=False)
     want = x.cumsum(0), x * 2
-    torch.testing.assert_close((sharded(x, x), x), want)  # arguments are global values, each of its own
+    torch.testing.assert_close((sharded(x, x), x), want)  # each argument is a global value of its own, even if two are one tensor

@@ -1,4 +1,4 @@
-"""What a rank holds during a step, run eagerly: nothing longer than it is needed."""
+"""The memory of a rank during an eager step: nothing lives longer than it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MB = 2**20
 
 
 class Deep(nn.Module):
-    """Twelve squares of 1 MB, each of which keeps what it squares; a mask that has no gradient, and an output on the side."""
+    """Twelve products of 1 MB that each save an operand, a mask without gradient, and a second differentiable output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_results_that_are_not_differentiated_count_as_zero() -> None:
 
 
 class Trace(MemoryRecorder):
-    """What is alive after each matmul."""
+    """Records the live bytes after each matmul."""
 
     def __init__(self, given: list[torch.Tensor]) -> None:
         self.trace: list[int] = []
@@ -70,8 +70,7 @@ class Trace(MemoryRecorder):
         self.trace += [self.alive] if op == "aten.mm.default" else []
 
 
-def test_the_backward_gives_back_what_it_has_used() -> None:
-    """As it goes, not when it is done."""
+def test_the_backward_frees_saved_values_as_it_goes() -> None:
     model, x, program = deep()
     run = compiled(program)
     with Trace([model.w, x]) as recorder:
@@ -81,7 +80,7 @@ def test_the_backward_gives_back_what_it_has_used() -> None:
     assert recorder.trace[-1] < 7 * MB
 
 
-def test_the_optimisers_state_is_of_trained_shards() -> None:
+def test_optimizer_state_counts_for_trained_parameters_only() -> None:
     _, _, program = deep()
     plain, adam = (program_memory(program, optimizer) for optimizer in ("none", "adam"))
     assert adam.peak - plain.peak == 2 * MB and adam.by_kind()["optimizer"] == 2 * MB

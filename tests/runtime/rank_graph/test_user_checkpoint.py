@@ -1,4 +1,4 @@
-"""What the user checkpoints is computed again in the backward, not kept."""
+"""Values that the user checkpoints are computed again in the backward, not saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def two_ranks() -> Iterator[DeviceMesh]:
 
 
 class Block(nn.Module):
-    """Two products and a tanh after each; ``again``: within a checkpoint."""
+    """Two layers with a tanh after each, and a last one; ``again``: the two are in a checkpoint."""
 
     def __init__(self, again: bool) -> None:
         super().__init__()
@@ -56,4 +56,6 @@ def test_checkpointed_operators_run_again(compiler: str, two_ranks: DeviceMesh) 
     kept, again = (backward_operators(flag, compiler, two_ranks) for flag in (False, True))
     assert "aten.tanh.default" not in kept
     assert again.count("aten.tanh.default") == kept.count("aten.tanh.default") + 1
-    assert again.count("aten.mm.default") == kept.count("aten.mm.default") + 1, "the first product; of the second only the result is read"
+    assert again.count("aten.mm.default") == kept.count("aten.mm.default") + 1, (
+        "the first product: the backward reads only the result of the second"
+    )

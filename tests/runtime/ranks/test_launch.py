@@ -1,4 +1,4 @@
-"""Agreement among ranks, each a thread over one HashStore; and checksums. Real processes: test_launch_processes.py."""
+"""Agreement among ranks, which are threads over one HashStore, and checksums. test_launch_processes.py has real processes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fxshard.runtime.ranks.agreement import Group, Meeting, default_group, name_
 from fxshard.runtime.ranks.launch import agreed, checksum, compare, difference, objection, share_plan
 from tests.plans.small_plans import small_plan
 
-SLOW = 30.0  # seconds: what no test may come near, on a busy machine either
+SLOW = 30.0  # seconds that no test may take, even on a busy machine
 
 
-def together(
+def run_ranks(
     ranks: tuple[int, ...], body: Callable[[Group], Any], store: Any = None, come: tuple[int, ...] | None = None
 ) -> dict[int, Any]:
-    """``body`` on a thread for each of ``come`` (default: all ``ranks``); results or exceptions by rank."""
+    """Runs ``body`` on a thread for each of ``come`` (default: all ``ranks``). Returns results or exceptions by rank."""
     store = store or dist.HashStore()
     come = ranks if come is None else come
 
@@ -67,7 +67,7 @@ def keys_left(store: Any) -> list[str]:
 def test_the_plan_is_the_same_byte_for_byte_and_no_key_stays() -> None:
     store = dist.HashStore()
     for plan in (small_plan(), large_plan()):
-        found = together((0, 1, 2), lambda g, p=plan: share_plan((lambda: p) if g.rank == 0 else unplanned, group=g, timeout=SLOW), store)
+        found = run_ranks((0, 1, 2), lambda g, p=plan: share_plan((lambda: p) if g.rank == 0 else unplanned, group=g, timeout=SLOW), store)
         assert {r: p.to_json() for r, p in found.items()} == dict.fromkeys((0, 1, 2), plan.to_json())
     assert keys_left(store) == []
 
@@ -75,7 +75,7 @@ def test_the_plan_is_the_same_byte_for_byte_and_no_key_stays() -> None:
 def test_a_large_plan_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "PIECE", 4096)
     plan, store = large_plan(), dist.HashStore()
-    found = together((3, 5), lambda g: share_plan((lambda: plan) if g.rank == 3 else unplanned, group=g, timeout=SLOW), store)
+    found = run_ranks((3, 5), lambda g: share_plan((lambda: plan) if g.rank == 3 else unplanned, group=g, timeout=SLOW), store)
     assert len(zlib.compress(plan.to_json().encode())) > 3 * 4096
     assert found[5] == plan
     assert keys_left(store) == []
@@ -85,7 +85,7 @@ def test_a_failure_to_plan_reaches_all_at_once_and_the_planner_keeps_its_own_err
     def fail() -> ShardingPlan:
         raise ConstraintError("the pin 'wq' matches nothing", where="pins", remedy="name a parameter")
 
-    found = together((0, 1, 2), lambda g: share_plan(fail, group=g, timeout=600.0))
+    found = run_ranks((0, 1, 2), lambda g: share_plan(fail, group=g, timeout=600.0))
     assert isinstance(found[0], ConstraintError)
     for rank in (1, 2):
         assert type(found[rank]) is RunError
@@ -97,24 +97,24 @@ def test_a_failure_to_plan_does_not_wait_for_ranks_that_are_missing(monkeypatch:
     def fail() -> ShardingPlan:
         raise ZeroDivisionError
 
-    found = together((0, 1, 2), lambda g: share_plan(fail, group=g, timeout=600.0), come=(0, 1))
+    found = run_ranks((0, 1, 2), lambda g: share_plan(fail, group=g, timeout=600.0), come=(0, 1))
     assert isinstance(found[0], ZeroDivisionError)
     assert "rank 0 could not share the plan: ZeroDivisionError" in str(found[1])
 
 
 @pytest.mark.parametrize(("come", "missing"), [((0, 2), "rank 1"), ((0,), "ranks 1-2"), ((1, 2), "rank 0"), ((1,), "ranks 0, 2")])
 def test_missing_ranks_are_named_on_all_ranks(come: tuple[int, ...], missing: str) -> None:
-    found = together((0, 1, 2), lambda g: share_plan(small_plan, group=g, timeout=0.6), come=come)
+    found = run_ranks((0, 1, 2), lambda g: share_plan(small_plan, group=g, timeout=0.6), come=come)
     assert len({str(error) for error in found.values()}) == 1
     assert f"{missing} did not come to share the plan within 0.6 s; there: {name_ranks(come)}" in str(found[come[0]])
 
 
 def test_a_late_rank_learns_that_the_others_have_given_up() -> None:
     store = dist.HashStore()
-    together((0, 1), lambda g: compare({}, group=g, timeout=0.1), store, come=(0,))
-    late = together((0, 1), lambda g: compare({}, group=g, timeout=600.0), store, come=(1,))[1]
+    run_ranks((0, 1), lambda g: compare({}, group=g, timeout=0.1), store, come=(0,))
+    late = run_ranks((0, 1), lambda g: compare({}, group=g, timeout=600.0), store, come=(1,))[1]
     assert "rank 1 did not come to compare what they run within 0.1 s; there: rank 0" in str(late)
-    assert together((0, 1), lambda g: compare({}, group=g, timeout=SLOW), store) == {0: None, 1: None}
+    assert run_ranks((0, 1), lambda g: compare({}, group=g, timeout=SLOW), store) == {0: None, 1: None}
 
 
 def test_a_planner_that_takes_too_long_is_named_and_its_plan_is_dropped_everywhere() -> None:
@@ -130,16 +130,16 @@ def test_a_planner_that_takes_too_long_is_named_and_its_plan_is_dropped_everywhe
         finally:
             given_up.set()
 
-    found = together((0, 1), body)
+    found = run_ranks((0, 1), body)
     assert "rank 0 did not share the plan within 0.6 s; all ranks are there" in str(found[1])
     assert str(found[0]) == str(found[1])
 
 
-def test_ranks_at_different_calls_are_told_so() -> None:
+def test_ranks_at_different_calls_get_an_error() -> None:
     def body(group: Group) -> Any:
         return compare({}, group=group, timeout=SLOW) if group.rank == 2 else share_plan(small_plan, group=group, timeout=SLOW, key="abc")
 
-    found = together((0, 1, 2), body)
+    found = run_ranks((0, 1, 2), body)
     assert all("ranks 0-1 to share the plan (abc); rank 2 to compare what they run" in str(error) for error in found.values())
 
 
@@ -150,7 +150,7 @@ def test_a_rank_that_fails_in_a_meeting_tells_the_others() -> None:
                 raise KeyboardInterrupt
             meeting.everyone() if meeting.leads else meeting.outcome()
 
-    found = together((0, 1, 2), body)
+    found = run_ranks((0, 1, 2), body)
     assert isinstance(found[1], KeyboardInterrupt)
     assert found[0].what == found[2].what == "rank 1 could not meet: KeyboardInterrupt"
 
@@ -159,7 +159,7 @@ def test_a_rank_that_ends_while_it_settles_does_not_hang_the_others(monkeypatch:
     monkeypatch.setattr(agreement, "GRACE", 0.2)
     store = dist.HashStore()
     store.add("fxshard/0,1/1/decided", 1)
-    found = together((0, 1), lambda g: compare({}, group=g, timeout=0.2), store)
+    found = run_ranks((0, 1), lambda g: compare({}, group=g, timeout=0.2), store)
     assert all("a rank ended while it wrote the outcome" in str(error) for error in found.values())
 
 
@@ -167,7 +167,7 @@ def test_groups_do_not_disturb_each_other() -> None:
     store = dist.HashStore()
 
     def pair(ranks: tuple[int, ...]) -> dict[int, Any]:
-        return together(ranks, lambda g: [compare({"plan": str(ranks)}, group=g, timeout=SLOW) for _ in range(5)], store)
+        return run_ranks(ranks, lambda g: [compare({"plan": str(ranks)}, group=g, timeout=SLOW) for _ in range(5)], store)
 
     with ThreadPoolExecutor(3) as pool:
         for found in pool.map(pair, [(0, 1), (2, 3), (4, 5, 6)]):
@@ -200,7 +200,7 @@ def test_every_kind_of_store(kind: str, tmp_path: Path) -> None:
         compare({"plan": "a"}, group=group, timeout=SLOW)
         return share_plan(lambda: plan, group=group, timeout=SLOW)
 
-    found = together((0, 1), body, None if kind == "file" else shared)
+    found = run_ranks((0, 1), body, None if kind == "file" else shared)
     assert found == {0: plan, 1: plan}
 
 
@@ -208,7 +208,7 @@ def test_a_differing_field_is_an_error_on_every_rank() -> None:
     def body(group: Group) -> None:
         compare({"plan": "ab", "value: args[0]": "1" if group.rank in (1, 3) else "2"}, group=group, timeout=SLOW)
 
-    found = together((0, 1, 2, 3), body)
+    found = run_ranks((0, 1, 2, 3), body)
     assert {str(error) for error in found.values()} == {
         "the ranks differ in the value of args[0]: ranks 0, 2: 2; ranks 1, 3: 1\n"
         "  where: before the first collective of ranks 0-3\n"
@@ -217,17 +217,17 @@ def test_a_differing_field_is_an_error_on_every_rank() -> None:
     }
 
 
-def test_what_ranks_take_for_granted_is_compared_and_one_that_objects_objects_for_all() -> None:
+def test_ranks_agree_on_a_text_and_one_objection_counts_for_all() -> None:
     ranks = (0, 1, 2)
-    same = together(ranks, lambda group: agreed("s > 1", "agree", group=group, timeout=SLOW))
-    differ = together(ranks, lambda group: agreed(f"s > {group.rank // 2}", "agree", group=group, timeout=SLOW))
+    same = run_ranks(ranks, lambda group: agreed("s > 1", "agree", group=group, timeout=SLOW))
+    differ = run_ranks(ranks, lambda group: agreed(f"s > {group.rank // 2}", "agree", group=group, timeout=SLOW))
     assert set(same.values()) == {True} and set(differ.values()) == {False}
-    none = together(ranks, lambda group: objection(None, group=group, timeout=SLOW))
-    one = together(ranks, lambda group: objection("s is 1" if group.rank == 2 else None, group=group, timeout=SLOW))
+    none = run_ranks(ranks, lambda group: objection(None, group=group, timeout=SLOW))
+    one = run_ranks(ranks, lambda group: objection("s is 1" if group.rank == 2 else None, group=group, timeout=SLOW))
     assert set(none.values()) == {None} and set(one.values()) == {"s is 1"}
 
 
-def test_the_cause_comes_before_what_follows_from_it() -> None:
+def test_the_cause_comes_before_its_consequences() -> None:
     error = difference({0: {"program": "p", "plan": "a", "torch": "2.13.0"}, 1: {"program": "q", "plan": "b", "torch": "2.13.1"}})
     assert error is not None
     assert error.what == "the ranks differ in torch: rank 0: 2.13.0; rank 1: 2.13.1 (and in plan, program)"
@@ -262,7 +262,7 @@ def test_ranks_are_named_in_spans() -> None:
     assert name_ranks([7, 3]) == "ranks 3, 7"
 
 
-def test_alone_nothing_is_exchanged() -> None:
+def test_one_rank_exchanges_nothing() -> None:
     assert default_group() is None
     assert share_plan(small_plan) == small_plan()
     compare({"plan": "a"})

@@ -1,4 +1,4 @@
-"""Agreement among real processes over gloo: one start for what three ranks can go through, one for a store that dies."""
+"""Agreement among real processes over gloo: all cases that three ranks survive, and a planner that dies with the store."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fxshard.runtime.ranks.launch import checksum, compare, mesh_ranks, share_pl
 from tests.plans.small_plans import small_plan
 
 pytestmark = pytest.mark.distributed
-START = 60.0  # seconds: `import torch` on busy cores, and a test
+START = 60.0  # seconds for `import torch` on busy cores and a test
 SOON = 8.0  # seconds from a failure to its error on all ranks
 
 
 def start(body: Any, world: int, folder: Path, expected: set[int] | None = None) -> dict[int, Any]:
-    """``body(rank, folder)`` on ``world`` processes with a default gloo group; what each wrote to its file."""
-    context = mp.get_context("forkserver")  # torch is imported once, in the server, not once a rank
+    """Runs ``body(rank, folder)`` on ``world`` processes with a default gloo group. Returns the results of the ``expected`` ranks."""
+    context = mp.get_context("forkserver")  # the server imports torch once for all ranks
     context.set_forkserver_preload(["fxshard.runtime.ranks.launch", "tests.runtime.ranks.test_launch_processes"])
     processes = [context.Process(target=_process, args=(body, rank, world, str(folder)), daemon=True) for rank in range(world)]
     for process in processes:
@@ -61,7 +61,7 @@ def wait_for(path: Path) -> None:
 
 
 def caught(body: Any) -> tuple[str, str, float]:
-    """Kind, text and seconds of the error that ``body`` raises."""
+    """Type, text and seconds of the error that ``body`` raises."""
     started = time.monotonic()
     try:
         body()
@@ -121,14 +121,14 @@ def _planner_dies(rank: int, folder: str) -> Any:
     return caught(lambda: share_plan(die, timeout=600.0))
 
 
-def test_a_planner_that_dies_takes_the_store_along_and_the_others_say_so_at_once(tmp_path: Path) -> None:
+def test_if_the_planner_dies_with_the_store_the_others_raise_at_once(tmp_path: Path) -> None:
     kind, text, seconds = start(_planner_dies, 2, tmp_path, expected={1})[1]
     assert (kind, seconds < SOON) == ("RunError", True)
     assert "rank 1 lost the process group's store when it was about to share the plan" in text and "rank 0" in text
 
 
 def _fails_and_exits(rank: int, folder: str) -> Any:
-    """Rank 0 fails once rank 1 has come to the meeting: for one that has yet to come it does not wait, and takes the store along."""
+    """Rank 0 fails after rank 1 has come. It would not wait for a rank that has not come, and the store would end with it."""
     if rank:
         return caught(lambda: share_plan(_failing, timeout=600.0))
 

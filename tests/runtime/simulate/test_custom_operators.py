@@ -1,4 +1,4 @@
-"""Models with operators of the user's, simulated: replicated and reported without a rule, sharded with one; rules that differ."""
+"""Models with operators of the user, simulated: without a rule replicated and reported, with one sharded; changed and missing rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned() -> fxshard.ShardingPlan:
     return fxshard.plan(model, (x,), MESH, pins={"gate": "S(0)", "getitem": "S(0)"})
 
 
-def test_without_a_rule_it_is_replicated_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_rule_an_operator_is_replicated_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     model, x = gated()
     with caplog.at_level(logging.WARNING, "fxshard"):
         plan = fxshard.plan(model, (x,), MESH, input_layouts="S(0)")
@@ -37,7 +37,7 @@ def test_without_a_rule_it_is_replicated_and_reported(caplog: pytest.LogCaptureF
     check_eager(model, x, plans=3)
 
 
-def test_with_a_rule_it_is_sharded() -> None:
+def test_with_a_rule_an_operator_is_sharded() -> None:
     register_gate()
     plan = planned()
     assert plan.fallbacks == ()
@@ -57,7 +57,7 @@ def test_a_plan_needs_the_rules_that_it_was_made_with() -> None:
     whole = fxshard.plan(model, (x,), MESH, input_layouts="S(0)")
     register_gate()
     sharded = planned()
-    assert whole.graph_hash == sharded.graph_hash  # the graph is the same, what is legal is not
+    assert whole.graph_hash == sharded.graph_hash  # rules change which layouts are legal, not the graph
     fxshard.lower(model, (x,), whole)  # replicated remains legal
     fxshard.register_rule("tests::gate", "b! s h, h -> b! s h", override=True)
     with pytest.raises(PlanError, match=r"gate \(tests\.gate\.default\) cannot run as S\(0\), R -> S\(0\)"):
@@ -116,12 +116,12 @@ def drawn(x: torch.Tensor) -> torch.Tensor:
     return torch.rand_like(x)
 
 
-@torch.library.custom_op("tests::drawn_and_said", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def drawn_and_said(x: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("tests::drawn_and_tagged", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def drawn_and_tagged(x: torch.Tensor) -> torch.Tensor:
     return torch.rand_like(x)
 
 
-for op in (drawn, drawn_and_said):
+for op in (drawn, drawn_and_tagged):
     op.register_fake(torch.empty_like)
 
 
@@ -132,7 +132,7 @@ def _scaled(_: object, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_an_operator_that_changes_its_arguments_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Torch traces it as one of its own; no rule can be given to it."""
+    """Torch functionalises the call, and no rule can be given to it."""
     model, x = Function(_scaled), real(4, 6, grad=False)
     with caplog.at_level(logging.WARNING, "fxshard"):
         ((_, reason),) = fxshard.plan(model, (x,), MESH, train=False).fallbacks
@@ -141,10 +141,10 @@ def test_an_operator_that_changes_its_arguments_is_named(caplog: pytest.LogCaptu
 
 
 def test_random_operators() -> None:
-    """One that says that it draws is refused; of one that does not, replicas differ, and the error says what that may be."""
+    """An operator tagged as random is refused. For an untagged one replicas differ, and the error names this as a possible cause."""
     x = real(4, 6, grad=False)
-    with pytest.raises(TraceError, match=r"drawn_and_said\.default draws random numbers"):
-        fxshard.plan(Function(lambda self, x: drawn_and_said(x)), (x,), MESH, train=False)
+    with pytest.raises(TraceError, match=r"drawn_and_tagged\.default draws random numbers"):
+        fxshard.plan(Function(lambda self, x: drawn_and_tagged(x)), (x,), MESH, train=False)
     model = Function(lambda self, x: drawn(x))
     with pytest.raises(RunError, match=r"replicas differ(.|\n)*an operator of yours that draws random numbers"):
         fxshard.simulate(model, (x,), fxshard.plan(model, (x,), MESH, train=False))

@@ -1,4 +1,4 @@
-"""Functions on each rank's values: uneven shards, structures, functions that fail, write or differ; a model's own parts by rank."""
+"""per_rank: functions on the values of each rank, with uneven shards, nested values, and functions that fail, write or disagree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ per_rank, shard = fxshard.simulate.per_rank, fxshard.simulate.shard
 
 
 def test_a_function_sees_what_each_rank_holds() -> None:
-    """Seven rows over three ranks are 3, 3 and 1."""
+    """Seven rows on three ranks are shards of 3, 3 and 1."""
     x = torch.arange(14.0).view(7, 2)
     rows = per_rank(lambda local: local.shape[0])(shard(x, "RS(0)", MESH))
     assert list(rows) == [3, 3, 1, 3, 3, 1]
@@ -41,7 +41,7 @@ def test_structures_and_coordinates() -> None:
     result = row_sums(fxshard.simulate.coordinates(MESH), {"x": shard(x, "S(0)R", MESH)})
     assert list(result["at"]) == [0, 1, 2, 10, 11, 12]
     torch.testing.assert_close(result["sum"].whole("PR", (5,)), 3 * x.sum(0) / 3)
-    assert row_sums((3, 4), {"x": torch.ones(2, 2)})["at"] == 34, "without values of ranks it runs as it is"
+    assert row_sums((3, 4), {"x": torch.ones(2, 2)})["at"] == 34, "called with ordinary values it is the function itself"
     assert row_sums.__name__ == "row_sums"
 
 
@@ -72,22 +72,22 @@ def writes(x: torch.Tensor) -> torch.Tensor:
         (lambda x: [x] * x.shape[0], r"returned .* on rank 2, .* on rank 0"),
     ],
 )
-def test_functions_that_will_not_do(function: object, said: str) -> None:
+def test_functions_that_are_refused(function: object, said: str) -> None:
     with pytest.raises(RunError, match=said) as error:
-        per_rank(function)(shard(torch.zeros(7, 2), "RS(0)", MESH))  # type: ignore[arg-type]  # one of functions of unlike types
+        per_rank(function)(shard(torch.zeros(7, 2), "RS(0)", MESH))  # type: ignore[arg-type]  # functions of several types
     assert error.value.remedy
 
 
-def test_what_cannot_be() -> None:
+def test_impossible_arguments() -> None:
     values = shard(torch.zeros(7, 2), "RS(0)", MESH)
     for kind, said, call in (
         (LayoutError, "2 placements, the mesh has 2 axes|dim 2 .* is out of range", lambda: shard(torch.zeros(7, 2), "RS(2)", MESH)),
         (LayoutError, "cannot read layout", lambda: shard(torch.zeros(7, 2), "X", MESH)),
-        (LayoutError, "the layout is an int", lambda: shard(torch.zeros(7, 2), 3, MESH)),  # type: ignore[arg-type]  # is what is tested
-        (OptionError, "shard was given a list", lambda: shard([1], "RR", MESH)),  # type: ignore[arg-type]  # is what is tested
+        (LayoutError, "the layout is an int", lambda: shard(torch.zeros(7, 2), 3, MESH)),  # type: ignore[arg-type]  # the wrong type is what is tested
+        (OptionError, "shard was given a list", lambda: shard([1], "RR", MESH)),  # type: ignore[arg-type]  # the wrong type is what is tested
         (OptionError, "has no rank 6", lambda: values[6]),
         (OptionError, r"has no rank \(2, 0\)", lambda: values[2, 0]),
-        (OptionError, "given an int", lambda: per_rank(3)),  # type: ignore[arg-type]  # is what is tested
+        (OptionError, "given an int", lambda: per_rank(3)),  # type: ignore[arg-type]  # the wrong type is what is tested
         (OptionError, "has 65 ranks", lambda: shard(torch.zeros(7, 2), "R", Mesh({"a": 65}))),
         (RunError, r"rank 0 holds \(3, 2\), in layout S\(0\)R of \(7, 2\) it would be \(4, 2\)", lambda: values.whole("S(0)R", (7, 2))),
         (

@@ -8,7 +8,7 @@ import torch
 from fxshard.errors import OptionError, RunError
 from fxshard.runtime.simulate.reductions import check_reduction, gloo_chunk, reduce_tensors, scatter_tensors
 
-# Written out for three ranks, one element a chunk: brackets are what is added first.
+# Written out for three ranks with one element per chunk; brackets show the order of additions.
 HAND = {
     "exact": lambda x: [(x[0][c] + x[1][c]) + x[2][c] for c in range(3)],
     "gloo": lambda x: [(x[2][0] + x[1][0]) + x[0][0], (x[0][1] + x[2][1]) + x[1][1], (x[1][2] + x[0][2]) + x[2][2]],
@@ -18,7 +18,7 @@ HAND = {
 
 @pytest.mark.parametrize("order", HAND)
 def test_three_ranks_by_hand(order: str) -> None:
-    """NCCL's ring has the chunks of three elements; gloo's has two segments a chunk, so six elements make the same chunks."""
+    """Six elements: gloo has two segments per chunk, so that they make three chunks, as for NCCL."""
     for seed in range(20):
         x = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)).bfloat16()
         want = torch.stack(HAND[order](x))
@@ -48,7 +48,7 @@ def test_every_reduction_in_every_order(order: str, shape: tuple[int, ...]) -> N
 @pytest.mark.parametrize("order", ["exact", "gloo", "nccl"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8])
 def test_every_scattered_reduction(order: str, dtype: torch.dtype) -> None:
-    """Each rank's block of what the whole reduction gives, in the dtype that was sent."""
+    """Each rank gets its block of the reduction, in the dtype of its input."""
     x = [torch.randint(0, 3, (6, 5), generator=torch.Generator().manual_seed(r)).to(dtype) for r in range(3)]
     stacked = torch.stack(x)
     want = {"sum": stacked.sum(0), "product": stacked.prod(0), "max": stacked.amax(0), "min": stacked.amin(0)}
@@ -57,8 +57,8 @@ def test_every_scattered_reduction(order: str, dtype: torch.dtype) -> None:
         assert all(map(torch.equal, scatter_tensors(x, op, order), value.to(dtype).chunk(3)))
 
 
-def test_chunks_as_real_gloo_cut_them() -> None:
-    """Read off three processes of torch 2.13: where ones stay of 1, 1e8 and -1e8."""
+def test_chunk_sizes_of_real_gloo() -> None:
+    """Measured on three processes with torch 2.13, from where a sum of 1, 1e8 and -1e8 is 1."""
     assert gloo_chunk(6, 4, 3) == 2
     assert gloo_chunk(1, 4, 3) == 2
     assert gloo_chunk(700_000, 4, 3) == 233_334

@@ -1,4 +1,4 @@
-"""The simulator: collectives against their definitions, ranks that disagree, replicas that differ, tangents and arguments."""
+"""The simulator: collectives by their definitions, ranks that disagree, replicas that differ, tangents and arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Body = Callable[[LocalGraph, fx.Node], fx.Node]
 
 
 def run(mesh: Mesh, body: Callable[[tuple[int, ...]], Body], shape: tuple[int, ...] = (6, 2)) -> tuple[dict, dict, list]:
-    """(inputs, results, recorded) of one collective program a rank, on random inputs."""
+    """(inputs, results, recorded collectives) of the program ``body(coordinate)`` on each rank, with random inputs."""
     inputs = {c: torch.randn(shape, dtype=torch.float64) for c in coordinates(mesh.shape)}
     graphs = {}
     for c in inputs:
@@ -47,7 +47,7 @@ def collective(target: object, *args: object) -> Body:
 
 @pytest.mark.parametrize("axis", ["a", "b"])
 def test_collectives_by_their_definitions(axis: str) -> None:
-    """Within each group of ranks along the axis; pieces lie in the order of the axis on dim 0."""
+    """Each group of ranks along the axis communicates alone; pieces are in rank order on dim 0."""
     k = MESH.axis(axis)
     n = MESH.shape[k]
     groups = {c: [(*c[:k], i, *c[k + 1 :]) for i in range(n)] for c in MESH.coordinates()}
@@ -89,8 +89,8 @@ def test_a_rank_that_ends_early_is_named() -> None:
         run(PAIR, lambda c: mine if c == (0,) else lambda local, x: x)
 
 
-class Two(nn.Module):
-    """Two sums over ranks, in two lines, where both weights are cut by rows."""
+class TwoSums(nn.Module):
+    """Two all-reduces, from two source lines, with the plan of ``changed``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,11 +102,11 @@ class Two(nn.Module):
 
 
 def changed(change: Callable[[fx.Graph, list[fx.Node]], None], where: tuple[int, ...]) -> Ranks:
-    """The program of ``Two`` on 2x2 with the graph of one rank changed; ``change`` gets the graph and its collectives."""
+    """The program of ``TwoSums`` on a 2x2 mesh, with the graph of rank ``where`` changed by ``change(graph, its collectives)``."""
     mesh = Mesh({"a": 2, "b": 2})
     pins = {"one.weight": "RS(1)", "two.weight": "S(1)R", "einsum": "RP", "einsum_1": "PR"}
-    plan = fxshard.plan(Two(), (torch.ones(4, 8),), mesh, train=False, pins=pins, input_layouts="RR", output_layouts="RR")
-    program = fxshard.lower(Two(), (torch.ones(4, 8),), plan)
+    plan = fxshard.plan(TwoSums(), (torch.ones(4, 8),), mesh, train=False, pins=pins, input_layouts="RR", output_layouts="RR")
+    program = fxshard.lower(TwoSums(), (torch.ones(4, 8),), plan)
     graphs = {c: program.local(c) for c in mesh.coordinates()}
     other = copy.deepcopy(graphs[where])
     found = [n for n in other.graph.nodes if n.target is c10d.all_reduce.default]
@@ -128,7 +128,7 @@ def on_another_axis(graph: fx.Graph, collectives: list[fx.Node]) -> None:
 
 
 def in_another_order(graph: fx.Graph, collectives: list[fx.Node]) -> None:
-    """The axes change places: what this rank would do second, it does first."""
+    """Swaps the axes of the two collectives."""
     for node, axis in zip(collectives, ("a", "b"), strict=True):
         node.args = (*node.args[:-1], axis)
 
@@ -148,16 +148,16 @@ def of_another_dtype(graph: fx.Graph, collectives: list[fx.Node]) -> None:
         (of_another_dtype, r"rank 3 issues .*float16.* return self.two.*, rank 0 issues .*float32(.|\n)*after 1 collectives that agreed"),
     ],
 )
-def test_what_would_not_end_on_real_ranks_is_named_with_its_line(change: Callable[..., None], said: str) -> None:
-    """By node and by the user's line, on the rank whose graph differs."""
+def test_collectives_that_would_hang_are_named_with_their_source_line(change: Callable[..., None], said: str) -> None:
+    """The error names the node and the user's line, on the rank whose graph differs."""
     ranks = changed(change, (1, 1))
     inputs = {c: [torch.ones(n.meta["val"].shape) for n in g.graph.nodes if n.op == "placeholder"] for c, g in ranks.graphs.items()}
     with pytest.raises(RunError, match=said):
         run_lockstep(ranks, inputs)  # type: ignore[arg-type]  # only what run_lockstep reads
 
 
-def test_sixty_four_ranks_and_no_more() -> None:
-    model, x = Two().double(), torch.randn(16, 8, dtype=torch.float64)
+def test_at_most_sixty_four_ranks() -> None:
+    model, x = TwoSums().double(), torch.randn(16, 8, dtype=torch.float64)
     mesh = Mesh({"a": 4, "b": 4, "c": 4})
     pins = {"one.weight": "RRS(0)", "two.weight": "RS(0)S(1)", "einsum_1": "RS(1)P"}
     result = fxshard.simulate(model, (x,), fxshard.plan(model, (x,), mesh, pins=pins, input_layouts="S(0)RR"))
@@ -170,13 +170,13 @@ def test_sixty_four_ranks_and_no_more() -> None:
         fxshard.simulate(model, (x,), mesh=Mesh({"a": 4, "b": 32}))
 
 
-def test_reduction_is_one_of_those_known() -> None:
+def test_an_unknown_reduction_is_refused() -> None:
     with pytest.raises(OptionError, match="unknown reduction 'ncll'; did you mean 'nccl'"):
         fxshard.simulate(net()[0], (net()[1],), mesh=PAIR, reduction="ncll")
 
 
-def test_all_to_all_with_rows_of_its_own_for_each_rank() -> None:
-    """Rank 0 keeps one row and sends two; what a rank takes must be what its peer sends."""
+def test_all_to_all_with_uneven_splits() -> None:
+    """Rank 0 keeps one row and sends two; the splits of both ranks must agree."""
     splits = {(0,): ([1, 3], [1, 2]), (1,): ([2, 0], [3, 0])}
     shapes = {(0,): (3, 2), (1,): (3, 2)}
     x, out, _ = run(PAIR, lambda c: collective(c10d.all_to_all_single.default, *splits[c], "a"), shapes[0,])
@@ -207,7 +207,7 @@ def test_replicas_that_differ_are_an_error(layout: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_replicas_of_eight_bits_are_equal_to_the_last(dtype: torch.dtype) -> None:
+def test_replicas_of_float8_are_compared_bit_for_bit(dtype: torch.dtype) -> None:
     numbers = torch.tensor([1.0, -2.5, 0.0, torch.nan]).to(dtype)
     shards = {(0,): numbers, (1,): numbers.clone()}
     assert torch.equal(gather(shards, L("R"), (4,), PAIR).view(torch.uint8), numbers.view(torch.uint8))
@@ -249,7 +249,7 @@ def test_a_model_without_a_plan_with_keyword_arguments(twice: bool) -> None:
 
 
 def test_tangents_weigh_the_outputs() -> None:
-    """In the structure of the outputs; what stands for an output that has no gradient is not looked at."""
+    """Tangents have the structure of the outputs; the entry of an output without gradient is ignored."""
     model, x, scale = net()
     plan = fxshard.plan(model, (x,), Mesh({"a": 2, "b": 2}), {"scale": scale}, pins={"one.weight": "S(0)S(1)"})
     tangents = {"y": torch.randn(6, 4, dtype=torch.float64), "top": None, "loss": torch.tensor(3.0, dtype=torch.float64)}
@@ -316,7 +316,7 @@ def test_tensors_without_values_are_refused() -> None:
         fxshard.simulate(program, (fake,), kwargs={"scale": scale}, weights={"one.weight": model.one.weight})
 
 
-def test_the_remedy_fits_those_who_loaded_a_program() -> None:
+def test_the_remedy_fits_an_exported_program() -> None:
     model, x, scale = net()
     program = fxshard.export(model, (x,), PAIR, example_kwargs={"scale": scale})
     for wrong in ((x[:5],), (x.float(),), (x, x)):
@@ -327,7 +327,7 @@ def test_the_remedy_fits_those_who_loaded_a_program() -> None:
 
 @pytest.mark.parametrize("value", [True, 3, 0.5, float("inf"), "text", None])
 def test_constants_are_part_of_a_program_and_of_its_file(value: object, tmp_path: Path) -> None:
-    """Keywords in any order; another value is an error, be it equal like 1 and True."""
+    """Another value is an error, even one that is equal, as 1 and True are."""
 
     class Chosen(nn.Module):
         def forward(self, x: torch.Tensor, how: object, *, other: int) -> torch.Tensor:

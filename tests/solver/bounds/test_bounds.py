@@ -1,4 +1,4 @@
-"""Bounds are bounds: at any moment of the sweeps, at any price of memory, after any pruning."""
+"""Lower bounds are valid after any sweep, at any price of memory, and after pruning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reduced(problem: PlacementProblem) -> Model | None:
 
 @settings(max_examples=80)
 @given(problems(most=6))
-def test_every_sweep_bounds(problem: PlacementProblem) -> None:
+def test_the_bound_is_valid_after_every_sweep(problem: PlacementProblem) -> None:
     model = reduced(problem)
     if model is None:
         return
@@ -41,7 +41,7 @@ def test_every_sweep_bounds(problem: PlacementProblem) -> None:
 
 @settings(max_examples=60)
 @given(problems(most=5), st.integers(0, 2**32))
-def test_any_messages_bound(problem: PlacementProblem, seed: int) -> None:
+def test_the_bound_is_valid_for_any_messages(problem: PlacementProblem, seed: int) -> None:
     model = reduced(problem)
     if model is None:
         return
@@ -58,7 +58,7 @@ def test_any_messages_bound(problem: PlacementProblem, seed: int) -> None:
 
 @settings(max_examples=80)
 @given(problems(memory=True, most=5), st.floats(0, 100))
-def test_prices_never_promise_too_much(problem: PlacementProblem, price: float) -> None:
+def test_prices_of_memory_never_exceed_the_allowance(problem: PlacementProblem, price: float) -> None:
     model = integer_model(problem)
     memory = RowPrices(model)
     multipliers = memory.round(np.full(len(model.limits), price))
@@ -87,14 +87,14 @@ def test_pruning_keeps_all_cheaper_plans(problem: PlacementProblem) -> None:
 
 
 class Unpolished(Ascent):
-    """Nothing is counted but sweeps and what is decoded."""
+    """An ascent without local search, so that only sweeps and decoding count as work."""
 
     def _try(self, plan: IntArray) -> IntArray | None:
         return plan
 
 
 def test_decoding_is_work() -> None:
-    """It reads the classes of all states, of 9 nodes and at both ends of 12 links, besides the states themselves."""
+    """Decoding reads all states, and their classes: of 9 nodes and at both ends of 12 links."""
     budget = Budget(work_limit=1e9)
     ascent = Unpolished(integer_model(grid(3, 3, 3, 0)), budget, lambda choices, cost: np.inf)
     ascent.settle(1)

@@ -1,4 +1,4 @@
-"""Cutting planes and combined plans: against linear programs and enumeration."""
+"""Cutting planes and combined plans, against linear programs and enumeration."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.solver.problems import brute_force, integer_model, optimum, with_rows
 
 @settings(max_examples=100)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**32))
-def test_the_greatest_least_of_planes(count: int, rows: int, seed: int) -> None:
+def test_the_maximum_of_the_least_plane(count: int, rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     bases, slopes = rng.normal(size=count) * 100, rng.normal(size=(count, rows)) * 10
     centre, max_multipliers = np.floor(rng.random(rows) * 3), np.full(rows, 5.0)
     reach = 2.0
-    moves = np.hstack([np.eye(rows), -np.eye(rows)])  # what each multiplier rises by, and falls by
+    moves = np.hstack([np.eye(rows), -np.eye(rows)])  # by how much each multiplier rises or falls
     planes = np.hstack([np.ones((count, 1)), -slopes @ moves])
     limits = np.vstack([planes, np.append(0.0, np.ones(2 * rows))])
     right = np.append(bases + slopes @ centre, reach)
@@ -53,7 +53,7 @@ def test_bounds_and_combined_plans(problem: PlacementProblem) -> None:
         relaxation = Relaxation(model, None, Budget())
     except Exhausted:
         return
-    with pytest.MonkeyPatch.context() as patch:  # plans come from combinations alone
+    with pytest.MonkeyPatch.context() as patch:  # so that plans come only from combinations
         patch.setattr(Ascent, "_try", lambda ascent, plan: None)
         relaxation.run()
         best = optimum(model)
@@ -63,8 +63,8 @@ def test_bounds_and_combined_plans(problem: PlacementProblem) -> None:
     assert relaxation.choices is None or model.fits(relaxation.choices)
 
 
-def test_a_transfer_that_no_layout_can_pay_leaves_nothing_allowed() -> None:
-    """Each reader alone has a price for some layout of the value, both together for none."""
+def test_a_transfer_without_a_possible_layout_leaves_no_plan() -> None:
+    """Each reader alone can be served from some layout of the value, both together from none."""
     prices = np.array([[0.0, 1.0, 0.0], [2.0, 0.0, np.inf], [2.0, 1.0, 0.0]])
     transfer = Transfer(1, np.array([1, 2, 1]), ((0, np.array([1])), (0, np.array([2]))), prices)
     costs = (np.array([2.0]), np.array([1.0, np.inf, 1.0]))
@@ -74,8 +74,8 @@ def test_a_transfer_that_no_layout_can_pay_leaves_nothing_allowed() -> None:
         least_excess(problem, Budget())
 
 
-def test_parts_of_two_plans() -> None:
-    """Of six nodes that all save memory at a price, or none, three do in the best plan; message passing meets all or none."""
+def test_parts_of_two_plans_are_combined() -> None:
+    """Six equal nodes can save memory at a price. The best plan saves at three; message passing finds only plans with all or none."""
     costs = tuple(np.array([5e6, 1e7]) for _ in range(6))
     usages = tuple(np.array([10.0, 2.0]) for _ in range(6))
     spans = ((0, 2), (0, 2), (0, 2), (0, 2), (0, 1), (1, 2))
@@ -92,7 +92,7 @@ def test_parts_of_two_plans() -> None:
 @settings(max_examples=30, deadline=None)
 @given(with_rows(hard=True, memory=True))
 def test_the_optimum_without_repair(problem: PlacementProblem) -> None:
-    """Plans that fit then come from combinations and searches alone."""
+    """Without repair, plans that fit come only from combinations and searches."""
     best = brute_force(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Polish, "repair", lambda polish: not len(polish.room) or polish.room.min() >= 0)
@@ -100,7 +100,7 @@ def test_the_optimum_without_repair(problem: PlacementProblem) -> None:
             assert solve(problem).objective == pytest.approx(best, rel=1e-9)
 
 
-def test_no_evaluation_without_a_sweep() -> None:
-    """A budget that has ended still gives a bound: one pair of sweeps."""
+def test_a_spent_budget_still_gives_a_bound() -> None:
+    """One pair of sweeps always runs."""
     model = integer_model(PlacementProblem((np.array([3.0, 5.0]),)))
     assert Ascent(model, Budget(work_limit=0), lambda choices, cost: np.inf).evaluate(np.zeros(0), 5, 0.0)[0] == 3.0

@@ -1,4 +1,4 @@
-"""Tables that are alike stand in memory once: nothing else may come of it."""
+"""Equal tables are stored once, and results do not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxshard.solver.problem.model import from_problem
 
 
 def layers(count: int, *, alike: bool) -> PlacementProblem:
-    """Pairs of nodes in a row, the arrays of each like those of the one before or equal copies of them; every other value is read twice."""
+    """A chain of equal pairs of nodes, whose arrays are shared if ``alike``, else copied. Every second value has two readers."""
     rng, states = np.random.default_rng(0), np.asarray([0, 1, 2, 1])
     costs = [rng.integers(0, 20, 4).astype(float) for _ in range(2)]
     prices = [rng.integers(1, 30, (3, 3)) * (1.0 - np.eye(3)) for _ in range(2)]
@@ -33,10 +33,10 @@ def layers(count: int, *, alike: bool) -> PlacementProblem:
     return PlacementProblem(tuple(costs[i % 2] for i in range(2 * count)), tuple(edges), tables, transfers=tuple(transfers))
 
 
-def test_tables_that_are_alike_stand_once_and_change_nothing() -> None:
+def test_equal_tables_are_stored_once_and_change_nothing() -> None:
     ascents = [Ascent(from_problem(layers(12, alike=alike)), Budget(), lambda plan, cost: cost) for alike in (True, False)]
     shared, apart = (ascent.sweeper.splits for ascent in ascents)
-    split = 11 * 2 * 9  # tables that two readers split, 3 x 3 each
+    split = 11 * 2 * 9  # 3 x 3 tables of two readers are not shared
     assert len(apart.values) == apart.own[-1] == shared.own[-1] == split + 11 * (2 * 9 + 16)
     assert len(shared.values) == split + 2 * 9 + 16
     for _ in range(6):
@@ -44,7 +44,7 @@ def test_tables_that_are_alike_stand_once_and_change_nothing() -> None:
         assert [shared.table(k).tolist() for k in range(len(shared.links))] == [apart.table(k).tolist() for k in range(len(apart.links))]
 
 
-def test_excess_without_tables_is_that_with_them() -> None:
+def test_excess_is_the_same_without_tables() -> None:
     ascent = Ascent(from_problem(layers(12, alike=True)), Budget(), lambda plan, cost: cost)
     for _ in range(2):
         ascent.pair()

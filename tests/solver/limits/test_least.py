@@ -1,4 +1,4 @@
-"""The least that limits need: what is found and what is proven, against all choices tried."""
+"""The least excess over a limit: the value found and the proven bound, against enumeration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fxshard.solver.problem.infeasible import Exhausted
 from tests.solver.problems import grid, with_rows
 
 SEEDS = (1, 2, 5)
-"""Of grids in which more than one round is needed."""
+"""Seeds of grids that need more than one round."""
 
 
 def all_allowed(problem: PlacementProblem) -> list[tuple[int, ...]]:
@@ -27,7 +27,7 @@ def all_allowed(problem: PlacementProblem) -> list[tuple[int, ...]]:
 
 
 def conflicting(seed: int, *, transfers: bool, rows: int = 3, states: int = 3) -> PlacementProblem:
-    """A grid of which a third of the pairs of neighbours' states are forbidden: what needs little does not go together."""
+    """A grid with a third of its pairs of neighbouring states forbidden, so that states with little memory conflict."""
     problem = grid(rows, 3, states, seed, memory=True, transfers=transfers)
     rng = np.random.default_rng(seed)
     tables = tuple(np.where(rng.random(table.shape) < 0.35, np.inf, table) for table in problem.edge_costs)
@@ -62,7 +62,7 @@ def test_the_least_peak(problem: PlacementProblem) -> None:
 @settings(max_examples=50, deadline=None)
 @given(with_rows(hard=True))
 def test_the_least_sum_of_a_row(problem: PlacementProblem) -> None:
-    """With weights below zero too."""
+    """Weights may be negative."""
     alone = replace(problem, usage_limit=None, rows=problem.rows[:1])
     free = replace(alone, rows=(replace(alone.rows[0], limit=0.0, slope=1.0),))
     base = replace(alone, rows=())
@@ -81,7 +81,7 @@ def test_the_least_sum_of_a_row(problem: PlacementProblem) -> None:
 
 @pytest.mark.parametrize("transfers", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_where_states_conflict(transfers: bool, seed: int) -> None:
+def test_the_least_peak_where_states_conflict(transfers: bool, seed: int) -> None:
     problem = conflicting(seed, transfers=transfers)
     peak = min(map(problem.peak, all_allowed(problem)))
     with pytest.raises(InfeasibleError) as error:
@@ -91,8 +91,8 @@ def test_where_states_conflict(transfers: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("transfers", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_bound_is_none_of_what_is_found(transfers: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds stop at what is found: here that stays where greedy choices are."""
+def test_the_bound_does_not_depend_on_the_value_found(transfers: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the value found stays that of the first, greedy choices; the bound must still be near the optimum."""
     problem = conflicting(seed, transfers=transfers)
     excess = min(map(problem.peak, all_allowed(problem))) - 1.0
     offer = least._Best.offer
@@ -102,7 +102,7 @@ def test_a_bound_is_none_of_what_is_found(transfers: bool, seed: int, monkeypatc
 
 
 @pytest.mark.parametrize("work", [0.0, 1e4, 1e5, 1e6])
-def test_what_is_cut_is_right_and_is_gone_on_from(work: float) -> None:
+def test_a_search_that_is_cut_is_right_and_can_continue(work: float) -> None:
     problem = conflicting(SEEDS[0], transfers=True)
     excess = min(map(problem.peak, all_allowed(problem))) - 1.0
     cut = least_excess(problem, Budget(work_limit=work))
@@ -112,7 +112,7 @@ def test_what_is_cut_is_right_and_is_gone_on_from(work: float) -> None:
     assert more.found == pytest.approx(excess, abs=1e-6) and more.bound == pytest.approx(excess, abs=1e-6)
 
 
-def test_the_search_is_the_same_each_time() -> None:
+def test_the_search_is_deterministic() -> None:
     problem = replace(grid(5, 5, 4, 0, memory=True, transfers=True), usage_limit=1.0)
 
     def once() -> Least:
@@ -123,7 +123,7 @@ def test_the_search_is_the_same_each_time() -> None:
     assert one.choices is not None and two.choices is not None and (one.choices == two.choices).all()
 
 
-def test_more_work_finds_no_more_than_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_work_never_finds_a_larger_excess(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = replace(grid(6, 6, 4, 0, memory=True, transfers=True), usage_limit=1.0)
     found = []
     for work in (1e6, 1e7, 5e7):

@@ -1,4 +1,4 @@
-"""Where message passing meets no plan that fits: repair from near the limits, proofs, and search, by enumeration."""
+"""Problems where message passing finds no plan that fits: repair, proofs and search, against enumeration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_optimum_without_a_plan_from_message_passing(problem: PlacementProbl
 
 @settings(max_examples=30, deadline=None)
 @given(with_rows(hard=True, memory=True))
-def test_limits_that_are_said_to_be_impossible_are(problem: PlacementProblem) -> None:
+def test_limits_reported_as_impossible_are(problem: PlacementProblem) -> None:
     starts, impossible = Limits(problem).near(Budget())
     if plans(model_of(problem)):
         assert not impossible
@@ -39,8 +39,8 @@ def test_limits_that_are_said_to_be_impossible_are(problem: PlacementProblem) ->
 
 
 @pytest.mark.parametrize("transfers", [False, True])
-def test_a_limit_on_work_leaves_a_plan_at_the_least_memory(transfers: bool) -> None:
-    """Nothing less would do, and nothing may be searched: what is repaired from the least excess still fits."""
+def test_without_work_there_is_still_a_plan_at_the_least_memory(transfers: bool) -> None:
+    """The limit is the least possible peak and no search is allowed: repair from the least excess finds a plan that fits."""
     for seed in range(4):
         free = replace(grid(3, 3, 3, seed, memory=True, transfers=transfers), usage_limit=None)
         least = min(free.peak(plan) for plan in plans(model_of(free)))
@@ -52,7 +52,7 @@ def test_a_limit_on_work_leaves_a_plan_at_the_least_memory(transfers: bool) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(with_rows(hard=True, memory=True))
-def test_a_search_that_may_not_begin_is_right_all_the_same(problem: PlacementProblem) -> None:
+def test_without_work_the_answer_is_still_right(problem: PlacementProblem) -> None:
     best = brute_force(problem)
     try:
         solution = solve(problem, work_limit=0)

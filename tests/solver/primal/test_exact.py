@@ -1,4 +1,4 @@
-"""HiGHS on its own."""
+"""HiGHS alone."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_several_uses_of_one_node_in_one_row_add_up() -> None:
 
 
 @pytest.mark.parametrize("nodes", [None, 1.0])
-def test_the_bound_of_highs_is_one_whether_it_ends_or_is_cut(nodes: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transfers as edges make the relaxation loose: cut at its first node, the search ends a hundredth below the optimum."""
+def test_the_bound_of_highs_is_valid_whether_it_ends_or_is_cut(nodes: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfers written as edges make the relaxation loose, so that a search cut at its first node ends 1% below the optimum."""
     monkeypatch.setattr(highs, "NODE_WORK", 0.0)
     cut = 0
     for seed in range(10):

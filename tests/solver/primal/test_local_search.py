@@ -1,4 +1,4 @@
-"""The loops of local search against the same choice made by trying every single change."""
+"""The loops of local search make the same choice as trying every single change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.solver.problems import integer_model, problems, with_rows
 
 
 def changes(model: Model, choices: IntArray) -> list[tuple[int, IntArray]]:
-    """All single changes, with where they stand among the states."""
+    """All single changes, each with the position of its state among all states."""
     found = []
     position = 0
     for node, cost in enumerate(model.costs):
@@ -31,7 +31,7 @@ def changes(model: Model, choices: IntArray) -> list[tuple[int, IntArray]]:
 
 
 def allowed_plan(model: Model, seed: int) -> IntArray | None:
-    """A plan in which nothing is forbidden, memory disregarded."""
+    """A random plan without forbidden states or pairs; it may exceed memory."""
     rng = np.random.default_rng(seed)
     for _ in range(20):
         choices = np.asarray([rng.integers(len(cost)) for cost in model.costs], dtype=np.int64)
@@ -50,8 +50,8 @@ def test_a_greedy_plan_is_allowed_or_there_is_none(problem: PlacementProblem) ->
 
 @settings(max_examples=200)
 @given(st.one_of(problems(memory=True, most=5), with_rows(memory=True)), st.integers(0, 2**32))
-def test_a_move(problem: PlacementProblem, seed: int) -> None:
-    """Rows that may be exceeded at a price neither block a move nor ask for one; transfers count in rows as nodes do."""
+def test_a_move_is_the_best_change(problem: PlacementProblem, seed: int) -> None:
+    """Rows that may be exceeded at a price neither block a move nor require one; transfers count in rows as nodes do."""
     model = integer_model(problem)
     choices = allowed_plan(model, seed)
     if choices is None:
@@ -76,7 +76,7 @@ def test_a_move(problem: PlacementProblem, seed: int) -> None:
 
 @settings(max_examples=100)
 @given(st.one_of(problems(memory=True, most=5), with_rows(hard=True, memory=True)), st.integers(0, 2**32))
-def test_a_move_where_rows_were_in_the_way(problem: PlacementProblem, seed: int) -> None:
+def test_a_move_that_rows_blocked_before(problem: PlacementProblem, seed: int) -> None:
     model = integer_model(problem)
     choices = allowed_plan(model, seed)
     if choices is None or not model.fits(choices):
@@ -85,7 +85,7 @@ def test_a_move_where_rows_were_in_the_way(problem: PlacementProblem, seed: int)
     cost, every = model.evaluate(choices), changes(model, choices)
     better = [(model.evaluate(c) - cost, p) for p, c in every if model.evaluate(c) < cost and model.fits(c)]
     witness, seen = np.full(len(every), -1), np.zeros(len(every))
-    best_move(polish.local, polish.offset, choices, uses, moved, polish.room - 3, witness, seen)  # rows that are in the way no longer
+    best_move(polish.local, polish.offset, choices, uses, moved, polish.room - 3, witness, seen)  # with less room, so that rows block
     for _ in range(2):
         found = best_move(polish.local, polish.offset, choices, uses, moved, polish.room, witness, seen)
         assert found == min(better, default=(0, -1))[1]
@@ -104,7 +104,7 @@ def test_a_polished_plan_fits_and_no_change_makes_it_cheaper(problem: PlacementP
 
 @settings(max_examples=100)
 @given(problems(memory=True, most=5), st.integers(0, 2**32))
-def test_usage(problem: PlacementProblem, seed: int) -> None:
+def test_the_greatest_usage_is_the_peak(problem: PlacementProblem, seed: int) -> None:
     model = integer_model(problem)
     choices = np.asarray([np.random.default_rng(seed).integers(len(cost)) for cost in model.costs], dtype=np.int64)
     rows = model.usage(choices)

@@ -1,4 +1,4 @@
-"""Parts of a plan set free: they cost and fit what the whole does, and searching them never makes the plan worse."""
+"""Neighbourhood search: the subproblem of freed nodes has the costs and limits of the whole, and search never makes a plan worse."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.solver.problems import brute_force, grid, integer_model, plans, probl
     st.integers(0, 2**32),
     st.integers(1, 60),
 )
-def test_what_is_set_free_costs_what_the_whole_costs(problem: PlacementProblem, seed: int, entries: int) -> None:
+def test_the_subproblem_of_freed_nodes_has_the_costs_of_the_whole(problem: PlacementProblem, seed: int, entries: int) -> None:
     model, rng = integer_model(problem), np.random.default_rng(seed)
     every = plans(model)
     if not every:
@@ -36,7 +36,7 @@ def test_what_is_set_free_costs_what_the_whole_costs(problem: PlacementProblem, 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_varying_improves_a_plan_and_claims_no_bound(seed: int) -> None:
+def test_neighbourhood_search_improves_a_plan_and_claims_no_bound(seed: int) -> None:
     problem, rng = grid(3, 4, 3, seed, memory=True, integers=True), np.random.default_rng(seed)
     model = integer_model(problem)
     some = [choices for choices in rng.integers(0, 3, (200, 12)) if model.fits(choices)]

@@ -1,4 +1,4 @@
-"""What is made of arrays once, and given again."""
+"""Results computed once per array, and reused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from fxshard.solver.problem.arrays import each, remembered
 
 
-def test_each_array_is_asked_once_and_equal_ones_are_two() -> None:
+def test_each_calls_once_per_array_object() -> None:
     one, other = np.arange(3.0), np.arange(3.0)
     asked: list[int] = []
 
@@ -19,8 +19,8 @@ def test_each_array_is_asked_once_and_equal_ones_are_two() -> None:
     assert asked == [id(one), id(other)]
 
 
-def test_remembered_gives_the_same_again_and_keeps_what_it_was_asked_of() -> None:
+def test_remembered_returns_the_same_result_and_keeps_its_arguments_alive() -> None:
     add = remembered(np.add)
     one = np.arange(3.0)
     assert add(one, one) is add(one, one)
-    assert len({float(add(np.full(1, float(k)), one[:1])[0]) for k in range(50)}) == 50  # ids of what is gone would come again
+    assert len({float(add(np.full(1, float(k)), one[:1])[0]) for k in range(50)}) == 50  # freed arrays would leave their ids to new ones

@@ -18,7 +18,7 @@ def test_a_part_charges_its_whole() -> None:
     assert whole.part(1000).work_left == 70
 
 
-def test_a_part_of_what_has_no_limit() -> None:
+def test_a_part_of_an_unlimited_budget() -> None:
     whole = Budget()
     part = whole.part(5)
     part.charge(5)
@@ -32,7 +32,7 @@ def test_a_part_ends_with_the_time_of_its_whole() -> None:
     assert part.spent and whole.spent and part.seconds_left == 0
 
 
-def test_shares_are_of_what_is_left() -> None:
+def test_shares_are_of_the_work_left() -> None:
     whole = Budget(work_limit=100)
     first = whole.share(0.5)
     first.charge(20)
@@ -40,7 +40,7 @@ def test_shares_are_of_what_is_left() -> None:
     assert (first.work_left, second.work_left, whole.work_left) == (30, 20, 80)
 
 
-def test_what_is_said_last_takes_no_more_than_the_grace() -> None:
+def test_the_last_part_takes_no_more_than_the_grace() -> None:
     whole = Budget(time_limit=0.01, grace=10.0)
     part = whole.share(0.5)
     time.sleep(0.02)
@@ -51,7 +51,7 @@ def test_what_is_said_last_takes_no_more_than_the_grace() -> None:
     assert Budget(work_limit=5).last().work_left is None and Budget(work_limit=5).last(7).work_left == 7
 
 
-def test_a_budget_that_was_ended_is_whole_again_anew() -> None:
+def test_an_ended_budget_can_be_renewed() -> None:
     budget = Budget(work_limit=5)
     budget.end()
     assert budget.spent and budget.work_left == 0 and budget.anew().work_left == 5

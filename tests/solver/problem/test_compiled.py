@@ -1,4 +1,4 @@
-"""Loops as machine code, also where nothing can be kept."""
+"""Loops compiled by Numba, also if its cache cannot be written."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ print(total(5), len(total.signatures))
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_loops_are_compiled_whether_or_not_they_can_be_kept(writable: bool, tmp_path: Path) -> None:
-    """Paths under a file cannot be made, not even by root; then a line says that every process compiles."""
+def test_loops_are_compiled_with_and_without_a_cache(writable: bool, tmp_path: Path) -> None:
+    """A path below a file cannot be created, not even by root. Then a line says that every process compiles."""
     loop, file = tmp_path / "loop.py", tmp_path / "file"
     loop.write_text(LOOP)
     file.touch()
@@ -39,7 +39,7 @@ def test_loops_are_compiled_whether_or_not_they_can_be_kept(writable: bool, tmp_
     assert bool(list(tmp_path.glob("__pycache__/loop.total*.nbi"))) == writable
 
 
-def test_who_plans_nothing_does_not_import_the_compiler() -> None:
+def test_importing_fxshard_does_not_import_the_compiler() -> None:
     code = "import sys, fxshard; fxshard.parallelize; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""Problems from files: one of our own, and the published instances where their files are at hand."""
+"""Problems from files: a small example, and published instances if their files are there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMA = [
 
 @pytest.mark.parametrize(("limit", "optimum", "choices"), [(24.0, 30.0, (1, 1, 1, 1, 1)), (None, 15.0, (1, 0, 1, 1, 1))])
 def test_example(limit: float | None, optimum: float, choices: tuple[int, ...]) -> None:
-    """A file written by hand: what is cheapest does not fit in its limit."""
+    """A file written by hand, whose cheapest plan exceeds the memory limit."""
     problem = PlacementProblem.read(Path(__file__).parents[1] / "example.json")
     assert problem.usage_limit == 24 and problem.name(2) == "product" and np.isinf(problem.edge_costs[0][1, 2])
     problem = replace(problem, usage_limit=limit)
@@ -39,7 +39,7 @@ def test_optimum(shared_data: Path, name: str, optimum: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_hard_instance_keeps_a_true_bound(shared_data: Path) -> None:
+def test_the_bound_of_a_hard_instance_is_valid(shared_data: Path) -> None:
     problem = PlacementProblem.read(shared_data / "iopddl" / "asplos-2025-iopddl-V.json.gz")
     solution = solve(problem, time_limit=60)
     assert problem.feasible(solution.choices)

@@ -1,4 +1,4 @@
-"""Errors say that nothing is allowed only where that is so, or the memory that is really needed."""
+"""Errors about infeasible problems are true: no allowed plan exists, or the named memory is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_one_node_without_an_allowed_strategy() -> None:
     assert caught.value.nodes == (1,)
 
 
-def test_memory_says_how_much_is_needed() -> None:
+def test_the_error_names_the_memory_needed() -> None:
     usages = (np.array([8.0, 4.0]), np.array([4.0, 8.0]), np.array([1.0, 2.0]))
     intervals = ((0, 5), (2, 6), (8, 9))
     problem = PlacementProblem((np.zeros(2),) * 3, ((0, 1),), (SAME,), usages, intervals, 11.0)
@@ -44,7 +44,7 @@ def test_memory_says_how_much_is_needed() -> None:
 
 @settings(max_examples=150)
 @given(problems(memory=True, most=5))
-def test_what_is_named_is_true(problem: PlacementProblem) -> None:
+def test_what_the_error_says_is_true(problem: PlacementProblem) -> None:
     try:
         solve(problem)
     except InfeasibleError as error:

@@ -1,4 +1,4 @@
-"""What a problem is: its cost, its memory, its file, and what it refuses."""
+"""PlacementProblem: cost, memory, file, and what it refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_peak_counts_half_open_intervals() -> None:
     assert apart.peak([0, 0]) == 4
 
 
-def test_usage_without_an_interval_is_free() -> None:
+def test_usage_without_an_interval_does_not_count() -> None:
     problem = PlacementProblem(TWO, usages=(np.array([9.0, 9.0]), None), intervals=(None, (0, 5)), usage_limit=1)
     assert problem.peak([0, 0]) == 0
 
@@ -48,20 +48,20 @@ def test_usage_without_an_interval_is_free() -> None:
         ({"node_names": ("x",)}, "node_names has 1 entries"),
     ],
 )
-def test_refuses_what_does_not_fit(arguments: dict, said: str) -> None:
+def test_arguments_that_do_not_match_are_refused(arguments: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         PlacementProblem(TWO, **arguments)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_refuses_costs_that_are_no_costs(bad: float) -> None:
+def test_nan_and_negative_infinite_costs_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match=r"node_costs\[0\] contains nan or -inf"):
         PlacementProblem((np.array([0.0, bad]),))
 
 
 @settings(max_examples=50)
 @given(problems(memory=True))
-def test_file_and_back(tmp_path_factory: pytest.TempPathFactory, problem: PlacementProblem) -> None:
+def test_a_file_reads_back_the_same(tmp_path_factory: pytest.TempPathFactory, problem: PlacementProblem) -> None:
     folder: Path = tmp_path_factory.mktemp("iopddl")
     for name in ("problem.json", "problem.json.gz"):
         problem.write(folder / name)

@@ -1,4 +1,4 @@
-"""Sums over time: against adding up time by time."""
+"""Sums over time, against adding up at each time."""
 
 from __future__ import annotations
 

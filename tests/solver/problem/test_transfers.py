@@ -1,4 +1,4 @@
-"""Transfers: what they cost, that message passing bounds them however their prices are split, and what is written for them."""
+"""Transfers: their cost, and their forms as nodes and edges."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem, Transfer, solve
 from fxshard.solver.bounds import relax
-from fxshard.solver.bounds.multipliers import RowPrices
 from fxshard.solver.bounds.relax import Relaxation
-from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.primal.local_search import Polish
 from fxshard.solver.problem.arrays import starts
 from fxshard.solver.problem.budget import Budget
-from fxshard.solver.problem.infeasible import Exhausted
-from fxshard.solver.problem.model import Model
 from fxshard.solver.problem.transfers import Transfers
 from tests.solver.expanded import expand
-from tests.solver.problems import brute_force, integer_model, optimum, plans, swept, with_rows, with_transfers
+from tests.solver.problems import brute_force, integer_model, plans, with_transfers
 
 PRICES = np.array([[0.0, 5.0, 7.0], [1.0, 0.0, 2.0], [9.0, 9.0, 0.0]])
 
 
 def gathered() -> PlacementProblem:
-    """One node gives layout 0 or 1; three others want 2, 2 and either 1 or 2."""
+    """One node produces layout 0 or 1. Three others want layouts 2, 2, and 1 or 2."""
     wants = ((1, np.array([2])), (2, np.array([2])), (3, np.array([1, 2])))
     transfer = Transfer(0, np.array([0, 1]), wants, PRICES)
     return PlacementProblem((np.zeros(2), np.zeros(1), np.zeros(1), np.array([0.0, 3.0])), transfers=(transfer,))
@@ -47,7 +43,7 @@ def test_a_layout_is_paid_once() -> None:
 @settings(max_examples=80)
 @given(with_transfers(), st.integers(0, 2**32))
 def test_local_costs_are_differences(problem: PlacementProblem, seed: int) -> None:
-    """Of all transfers together, for each state of each node; and the sum over all is the sum of each."""
+    """For each state of each node, over all transfers together; and the total cost is the sum over transfers."""
     rng, sizes = np.random.default_rng(seed), [len(cost) for cost in problem.node_costs]
     choices, transfers, offset = np.array([rng.integers(k) for k in sizes]), Transfers(problem.transfers), starts(sizes)
     base, local = np.zeros(offset[-1]), np.zeros(offset[-1])
@@ -62,7 +58,7 @@ def test_local_costs_are_differences(problem: PlacementProblem, seed: int) -> No
 
 @settings(max_examples=80)
 @given(with_transfers(memory=True))
-def test_polish_keeps_count(problem: PlacementProblem) -> None:
+def test_polish_keeps_local_costs_up_to_date(problem: PlacementProblem) -> None:
     model = integer_model(problem)
     for plan in plans(model)[:3]:
         polish = Polish(model, plan, Budget())
@@ -76,70 +72,10 @@ def test_polish_keeps_count(problem: PlacementProblem) -> None:
                 assert here[state] - here[polish.choices[node]] == cost
 
 
-def allowed(problem: PlacementProblem) -> Model | None:
-    """Without states that are forbidden by themselves, as the sweeps want it."""
-    try:
-        return Relaxation(integer_model(problem), None, Budget()).ascent.model
-    except Exhausted:
-        return None
-
-
-@settings(max_examples=100)
-@given(with_transfers())
-def test_every_sweep_bounds(problem: PlacementProblem) -> None:
-    model = allowed(problem)
-    if model is None:
-        return
-    for sweeper in swept(model, 8):
-        check_splits(sweeper)
-
-
-def check_splits(sweeper: Sweeper) -> None:
-    """What the readers of each layout that is wanted have of its price adds up to it."""
-    for index, transfer in enumerate(sweeper.model.transfers):
-        total, wanted = np.zeros(transfer.prices.shape), np.zeros(transfer.prices.shape, dtype=bool)
-        for k, link in enumerate(sweeper.links):
-            if link.transfer == index:
-                table = sweeper.splits.table(k) if link.i == transfer.source else sweeper.splits.table(k).T
-                cells = np.ix_(np.unique(transfer.have), np.unique(transfer.readers[link.reader][1]))
-                assert (table >= 0).all()
-                total[cells] += table
-                wanted[cells] = True
-        np.testing.assert_array_equal(total[wanted], transfer.prices[wanted])
-
-
-@settings(max_examples=100)
-@given(with_rows(memory=True), st.integers(0, 2**32))
-def test_other_prices_are_split_too(problem: PlacementProblem, seed: int) -> None:
-    model = allowed(problem)
-    if model is None:
-        return
-    sweeper, rows, rng = Sweeper(model), RowPrices(model), np.random.default_rng(seed)
-    for times in (1.0, 5.0, 0.5, 0.0):
-        sweeper.sweep(0)
-        sweeper.sweep(1)
-        multipliers = rows.round(rng.random(len(model.limits)) * times)
-        sweeper.set_costs(sweeper.theta.copy(), rows.rates(multipliers))
-        sweeper.model = replace(model, transfers=rows.transfers(multipliers) or model.transfers)
-        check_splits(sweeper)
-        assert sweeper.sweep(0) <= optimum(sweeper.model)
-
-
-@settings(max_examples=60)
-@given(with_transfers(), st.integers(0, 2**32))
-def test_any_split_bounds(problem: PlacementProblem, seed: int) -> None:
-    model = allowed(problem)
-    if model is None:
-        return
-    sweeper, rng = Sweeper(model), np.random.default_rng(seed)
-    sweeper.splits.rebalance(np.floor(rng.random(len(sweeper.splits.values)) * 20))
-    assert sweeper.sweep(1) <= optimum(model)
-
-
 @settings(max_examples=120)
 @given(with_transfers(memory=True), st.sampled_from([1, 400]))
-def test_what_is_written_keeps_all_cheaper_plans(problem: PlacementProblem, joint: int) -> None:
-    """As one node for all that readers do together, and as a node per layout."""
+def test_transfers_written_as_nodes_keep_all_cheaper_plans(problem: PlacementProblem, joint: int) -> None:
+    """Written as one node for all joint choices of readers (MAX_JOINT 400), and as a node per layout (1)."""
     model = integer_model(problem)
     costs = sorted(model.evaluate(plan) for plan in plans(model))
     if not costs:
@@ -181,8 +117,8 @@ def test_transfers_that_do_not_fit_are_refused(change: dict, message: str) -> No
 
 @settings(max_examples=60)
 @given(with_transfers(memory=True, most=4))
-def test_expanded_into_edges_every_plan_costs_the_same(problem: PlacementProblem) -> None:
-    """The extra nodes at their best for each choice of the problem's own; the expanded optimum is found by the solver too."""
+def test_expanding_into_edges_keeps_the_cost_of_every_plan(problem: PlacementProblem) -> None:
+    """With the best states of the extra nodes. The solver finds the optimum of the expanded problem, too."""
     expanded = expand(problem)
     own, extra = len(problem), [range(len(cost)) for cost in expanded.node_costs[len(problem) :]]
     if len(extra) > 8:
@@ -196,7 +132,7 @@ def test_expanded_into_edges_every_plan_costs_the_same(problem: PlacementProblem
         assert solution.objective == solution.lower_bound == problem.evaluate(solution.choices[:own]) == least
 
 
-def test_the_contest_format_takes_what_is_expanded(tmp_path: Path) -> None:
+def test_the_contest_format_holds_expanded_transfers_only(tmp_path: Path) -> None:
     path = tmp_path / "problem.json"
     with pytest.raises(ValueError, match="1 transfers"):
         gathered().write(path)

@@ -1,4 +1,4 @@
-"""Every reduction keeps the optimum, and its way back leads to a plan of the same cost that fits."""
+"""Every reduction keeps the optimum, and its inverse gives a plan of the same cost that fits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_after_all_others(step: Step, problem: PlacementProblem) -> None:
 
 @settings(max_examples=60)
 @given(problem=problems(memory=True, most=5))
-def test_together_with_a_cutoff_what_is_cheaper_stays(problem: PlacementProblem) -> None:
+def test_with_a_cutoff_cheaper_plans_stay(problem: PlacementProblem) -> None:
     model = integer_model(problem)
     costs = sorted({model.evaluate(plan) for plan in plans(model)})
     for cutoff in costs[:3]:
@@ -61,8 +61,8 @@ def test_together_with_a_cutoff_what_is_cheaper_stays(problem: PlacementProblem)
         assert model.evaluate(undo(best)) == costs[0]
 
 
-def test_no_state_that_is_left_is_forbidden() -> None:
-    """The last steps of a round may make such states; message passing would turn them into NaN, and that into any bound."""
+def test_no_forbidden_state_is_left() -> None:
+    """The last steps of a round may make such states. Message passing would get NaN from them, and so a wrong bound."""
     for seed in range(100):
         rng = np.random.default_rng(seed)
         pairs = [(i, j) for i in range(14) for j in range(i) if rng.random() < 0.25]

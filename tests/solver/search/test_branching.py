@@ -1,4 +1,4 @@
-"""Cases: bounds and pruning of what is allowed, and a search that ends at the optimum however much it divides."""
+"""Search by cases (branch and bound): valid bounds and pruning with states forbidden, and an end at the optimum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.solver.problems import brute_force, integer_model, plans, with_transf
 
 
 def ring(count: int) -> PlacementProblem:
-    """Nodes of two states around an odd ring, each dearer where it is as the one before: half and half of both costs nothing."""
+    """An odd ring of nodes with two states, where equal neighbours cost 1. The relaxation gives each state half, at no cost."""
     alike = np.array([[1.0, 0.0], [0.0, 1.0]])
     readers = [((i + 1) % count, np.array([0, 1])) for i in range(count)]
     transfers = [Transfer(i, np.array([0, 1]), (reader,), alike) for i, reader in enumerate(readers)]
@@ -31,19 +31,19 @@ def ring(count: int) -> PlacementProblem:
 
 
 def given_up(model: Model, known: float, budget: Budget) -> tuple[None, float]:
-    """A search that ran out of work before it knew anything."""
+    """A search that runs out of work at once, without a plan or a bound."""
     return None, -np.inf
 
 
 @pytest.fixture
 def divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is small, nothing is aimed at: all is left to the cases."""
+    """No subproblem is small enough for exact search, and none is aimed at: cases do everything."""
     monkeypatch.setattr(branching, "SMALL", 0)
     monkeypatch.setattr(branching, "AIMED", 0)
 
 
 @pytest.mark.usefixtures("divided")
-def test_a_choice_closes_a_ring() -> None:
+def test_fixing_one_node_closes_the_gap_of_a_ring() -> None:
     solution = solve(ring(7))
     assert solution.objective == 1 and solution.proven
     steps = dict(solution.steps)
@@ -72,10 +72,10 @@ def test_cases_end_at_the_optimum(problem: PlacementProblem, small: int, probes:
     st.one_of(st.none(), st.integers(1, 20_000)),
     st.booleans(),
 )
-def test_cases_find_what_nothing_else_looks_for(problem: PlacementProblem, small: int, able: bool, work: int | None, swept: bool) -> None:
-    """From the dearest plan, without a plan decoded on the way; a search that is cut proves no more than the optimum.
+def test_cases_alone_find_the_optimum(problem: PlacementProblem, small: int, able: bool, work: int | None, swept: bool) -> None:
+    """They start from the dearest plan, and no plan is decoded. A search that is cut proves no bound above the optimum.
 
-    able: whether what is small is searched to its end, or given up at once.
+    able: whether small subproblems are searched exactly, or given up at once.
     """
     model = integer_model(problem)
     every = sorted(plans(model), key=model.evaluate)
@@ -98,8 +98,8 @@ def test_cases_find_what_nothing_else_looks_for(problem: PlacementProblem, small
         assert relaxation.value == best and cases.bound >= relaxation.cutoff
 
 
-def test_a_low_target_is_enough_where_the_optimum_is_near_the_bound() -> None:
-    """The plan at hand is ten times dearer than the best, which is 1 above the bound of a ring."""
+def test_a_low_target_is_enough_if_the_optimum_is_near_the_bound() -> None:
+    """The known plan is much dearer than the optimum, which is 1 above the bound."""
     model = integer_model(ring(7))
     dear = replace(model, costs=[np.array([0.0, 1000.0]) * model.grain, *model.costs[1:]])
     relaxation = Relaxation(dear, np.array([1, 0, 1, 0, 1, 0, 1]), Budget())
@@ -113,7 +113,7 @@ def test_a_low_target_is_enough_where_the_optimum_is_near_the_bound() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(with_transfers(), st.integers(0, 3000))
-def test_a_search_that_is_cut_promises_no_more_than_the_optimum(problem: PlacementProblem, work: int) -> None:
+def test_the_bound_of_a_search_that_is_cut_is_valid(problem: PlacementProblem, work: int) -> None:
     best = brute_force(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branching, "SMALL", 0)
@@ -125,7 +125,7 @@ def test_a_search_that_is_cut_promises_no_more_than_the_optimum(problem: Placeme
 
 @settings(max_examples=120, deadline=None)
 @given(with_transfers(memory=True), st.integers(0, 2**32))
-def test_what_is_allowed_is_bounded_and_kept(problem: PlacementProblem, seed: int) -> None:
+def test_with_states_forbidden_bounds_are_valid_and_cheaper_plans_stay(problem: PlacementProblem, seed: int) -> None:
     try:
         relaxation = Relaxation(integer_model(problem), None, Budget())
     except Exhausted:

@@ -1,4 +1,4 @@
-"""Limits in cases: multipliers of their own, plans on both sides of a limit, bounds that are 0, and when a search ends."""
+"""Search by cases with limits: multipliers for each case, bounds of 0, and when a search ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.solver.problems import brute_force, integer_model, optimum, plans, wi
 
 
 def whole_or_cut(sizes: list[float], limit: float, paid: float = 1.0) -> PlacementProblem:
-    """Weights that are whole for nothing, or cut and gathered by one reader at a cost, within a limit on memory: a knapsack."""
+    """A knapsack: a weight is replicated at no cost, or sharded and gathered by its reader at a cost, within a memory limit."""
     cut = np.array([0, 1])
     costs = (np.zeros(2),) * len(sizes) + (np.zeros(1),) * len(sizes)
     readers = [(len(sizes) + i, np.array([0])) for i in range(len(sizes))]
@@ -29,12 +29,12 @@ def whole_or_cut(sizes: list[float], limit: float, paid: float = 1.0) -> Placeme
 
 
 def search_none(model: Model, known: float, budget: Budget) -> tuple[None, float]:
-    """Nothing is small enough to be searched."""
+    """Gives up every subproblem."""
     return None, -np.inf
 
 
-def test_a_bound_of_nothing_is_raised() -> None:
-    """Without the limit nothing costs anything; what bounds differ by is told by the plans then."""
+def test_a_bound_of_zero_is_raised() -> None:
+    """Without the limit everything is free, so that the first bound is 0 and only plans tell the scale of costs."""
     problem = whole_or_cut([3e6, 5e6, 7e6, 11e6, 13e6, 17e6, 19e6, 23e6], 50e6)
     relaxation = Relaxation(integer_model(problem), None, Budget())
     relaxation.run()
@@ -43,8 +43,8 @@ def test_a_bound_of_nothing_is_raised() -> None:
     assert solution.proven and solution.objective == pytest.approx(brute_force(problem))
 
 
-def test_cases_look_for_multipliers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the multipliers of the whole no choice of a knapsack raises the bound: without others all plans are looked at."""
+def test_each_case_has_multipliers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the multipliers of the whole problem no choice of a knapsack raises the bound, and every plan must be tried."""
     monkeypatch.setattr(branching, "SMALL", 0)
     monkeypatch.setattr(branching, "AIMED", 0)
     sizes = [float(1000 + 10 * k) for k in range(8)]
@@ -63,8 +63,8 @@ def test_cases_look_for_multipliers_of_their_own(monkeypatch: pytest.MonkeyPatch
     assert with_prices < 0.6 * divided()
 
 
-def test_a_state_comes_back_with_its_multipliers() -> None:
-    """Costs at multipliers of which the limit's share is not taken off would bound beyond the optimum."""
+def test_restoring_a_state_restores_its_multipliers() -> None:
+    """Costs at the multipliers, without the term of the limit subtracted, would give a bound above the optimum."""
     model = integer_model(whole_or_cut([3e6, 5e6, 7e6, 11e6, 13e6, 17e6, 19e6, 23e6], 50e6))
     relaxation = Relaxation(model, None, Budget())
     relaxation.run()
@@ -78,8 +78,8 @@ def test_a_state_comes_back_with_its_multipliers() -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(with_rows(memory=True), st.integers(0, 3), st.sampled_from([None, 3000, 100_000]))
-def test_bounds_of_cases_hold(problem: PlacementProblem, steps: int, work: int | None) -> None:
-    """Wherever the search of cases ends, from the dearest plan on: by enumeration."""
+def test_bounds_of_cases_are_valid(problem: PlacementProblem, steps: int, work: int | None) -> None:
+    """By enumeration, wherever the search ends. It starts from the dearest plan."""
     model = integer_model(problem)
     every = sorted(plans(model), key=model.evaluate)
     if not every:
@@ -105,8 +105,8 @@ def test_bounds_of_cases_hold(problem: PlacementProblem, steps: int, work: int |
 
 @settings(max_examples=60, deadline=None)
 @given(with_rows(hard=True, memory=True))
-def test_what_plans_leave_is_searched_by_cases(problem: PlacementProblem) -> None:
-    """Where nothing is small enough to be searched exactly: the optimum all the same."""
+def test_cases_search_what_combined_plans_leave(problem: PlacementProblem) -> None:
+    """Finds the optimum although no subproblem is small enough for exact search."""
     best = brute_force(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(combining, "ENTRIES", 0)
@@ -116,7 +116,7 @@ def test_what_plans_leave_is_searched_by_cases(problem: PlacementProblem) -> Non
 
 
 def ladder(count: int, seed: int) -> PlacementProblem:
-    """Values handed on in three layouts, each change sent, of which a row allows little: a gap that only cases close."""
+    """Values passed on in three layouts, with a row that limits the bytes of changes: only cases close the gap."""
     rng = np.random.default_rng(seed)
     costs = tuple(rng.integers(0, 50, 3) * 1e4 for _ in range(count))
     prices = np.array([[0.0, 2e5, 3e5], [2e5, 0.0, 2e5], [3e5, 2e5, 0.0]])
@@ -126,8 +126,8 @@ def ladder(count: int, seed: int) -> PlacementProblem:
     return PlacementProblem(costs, transfers=transfers, rows=(Row(3.0, transfers=sent),))
 
 
-def test_a_search_that_closes_little_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With limits on work it ends where twice the work closed too little, and says that it is cut; the same every time."""
+def test_a_search_with_little_progress_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when twice the work closed too little of the gap, reports that it is cut, and is deterministic."""
     monkeypatch.setattr(branching, "SMALL", 0)
     monkeypatch.setattr(branching, "AIMED", 0)
     monkeypatch.setattr(branching, "SMALL_GAP", 0.0)
@@ -140,7 +140,7 @@ def test_a_search_that_closes_little_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_row_over_what_is_sent(seed: int) -> None:
+def test_a_row_that_limits_transfers(seed: int) -> None:
     problem = ladder(12, seed)
     solution = solve(problem)
     assert solution.proven and solution.objective == pytest.approx(brute_force(problem))

@@ -1,4 +1,4 @@
-"""Cores: what a state costs at least, plans of few states, and a search that begins with one."""
+"""Core problems: the least cost of a state, plans from few states, and searches that start with a core."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.solver.problems import brute_force, grid, integer_model, plans, with_
 
 
 def best_of(model: Model) -> tuple[IntArray | None, float]:
-    """The cheapest choices of all, by enumeration."""
+    """The cheapest choices and their cost, by enumeration."""
     best = min(plans(model), key=model.evaluate)
     return best, model.evaluate(best)
 
 
 @given(with_transfers(most=4), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_no_plan_with_a_state_costs_less_than_its_excess_says(problem: PlacementProblem, sweeps: int) -> None:
+def test_the_excess_of_a_state_bounds_every_plan_with_it(problem: PlacementProblem, sweeps: int) -> None:
     assume(np.isfinite(brute_force(problem)))
     relaxation = Relaxation(integer_model(problem), None, Budget())
     relaxation.begin(sweeps)
@@ -38,7 +38,7 @@ def test_no_plan_with_a_state_costs_less_than_its_excess_says(problem: Placement
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every model is large, and a core of it small."""
+    """Every model counts as large, and its core is small."""
     monkeypatch.setattr(core, "LARGE", 0)
     monkeypatch.setattr(core, "PARTS", (0.2, 0.4))
 
@@ -46,7 +46,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("large")
 @given(with_transfers(most=5))
 @settings(max_examples=80, deadline=None)
-def test_what_begins_with_a_core_is_the_optimum(problem: PlacementProblem) -> None:
+def test_a_search_that_starts_with_a_core_finds_the_optimum(problem: PlacementProblem) -> None:
     optimum = brute_force(problem)
     if np.isfinite(optimum):
         solution = solve(problem)
@@ -54,7 +54,7 @@ def test_what_begins_with_a_core_is_the_optimum(problem: PlacementProblem) -> No
 
 
 @pytest.mark.usefixtures("large")
-def test_the_plan_of_a_core_is_that_of_the_whole() -> None:
+def test_the_plan_of_a_core_is_a_plan_of_the_whole() -> None:
     found = 0
     for seed in range(30):
         relaxation = Relaxation(integer_model(grid(2, 3, 4, seed, transfers=True, integers=True)), None, Budget())
@@ -75,8 +75,8 @@ def test_the_plan_of_a_core_is_that_of_the_whole() -> None:
     assert found > 3
 
 
-def test_what_is_left_below_a_plan_holds_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From every plan that costs a little more than the best, after few sweeps: what is left out is in no better one."""
+def test_the_states_left_below_a_plan_contain_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After few sweeps, for plans that cost a little more than the best: states left out are in no better plan."""
     monkeypatch.setattr(core, "MOST_LEFT", 0.9)
     narrowed = 0
     for seed in range(25):

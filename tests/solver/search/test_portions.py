@@ -1,4 +1,4 @@
-"""Portions of a model, and HiGHS below a cutoff: what they leave out is never cheaper, by enumeration."""
+"""Portions of a model, and HiGHS below a cutoff: by enumeration, plans that they leave out are never cheaper."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_highs_below_a_cutoff(problem: PlacementProblem, above: int, grain: int)
 
 @pytest.mark.parametrize("pairs", [1, 60, 200])
 def test_portions_grow_until_the_optimum_is_proven(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing small enough to be searched at once."""
+    """No model is small enough to be searched at once."""
     monkeypatch.setattr(search, "FIRST_PORTION", pairs)
     monkeypatch.setattr(search, "MIP_ENTRIES", 0)
     for seed in (1, 2, 4):
@@ -74,7 +74,7 @@ def test_portions_grow_until_the_optimum_is_proven(pairs: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_portions_where_a_limit_may_be_exceeded_at_a_price(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portions_with_limits_that_may_be_exceeded_at_a_price(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "FIRST_PORTION", 60)
     monkeypatch.setattr(search, "MIP_ENTRIES", 0)
     problem, rng = grid(3, 4, 3, seed, memory=True), np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Models in which nodes that are alike choose alike, against enumeration and a shortest path through a stack of layers."""
+"""Tied models, in which equal nodes make equal choices, against enumeration and a shortest path through a stack of layers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.solver.problems import brute_force, grid, integer_model, optimum, pla
 
 
 def stack(layers: int, width: int, seed: int, *, shared: bool = True, wants: int = 3) -> PlacementProblem:
-    """Layers of `width` nodes with 2 states, edges within and values read in the next layer and the next but one; one node that all read.
+    """Layers of ``width`` nodes with 2 states and edges. The next two layers read a layer's value, and all layers read one last node.
 
-    shared: what layers have is the very same arrays; otherwise equal ones. wants: 1 where all readers of a value want the same of it.
+    shared: layers share their arrays; otherwise they have equal copies. wants: how many different wants the readers of a value have.
     """
     rng = np.random.default_rng(seed)
 
@@ -57,7 +57,7 @@ def stack(layers: int, width: int, seed: int, *, shared: bool = True, wants: int
 
 @given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32), st.booleans(), st.integers(0, 3))
 @settings(max_examples=80, deadline=None)
-def test_plans_of_a_tied_model_are_those_in_which_classes_choose_alike(
+def test_plans_of_a_tied_model_are_those_with_equal_choices_in_each_class(
     layers: int, width: int, seed: int, shared: bool, links: int
 ) -> None:
     model = integer_model(stack(layers, width, seed, shared=shared))
@@ -68,8 +68,8 @@ def test_plans_of_a_tied_model_are_those_in_which_classes_choose_alike(
     assert found == {tuple(plan): model.evaluate(plan) for plan in plans(model) if all(plan == plan[first][classes])}
 
 
-def test_layers_are_one_class_but_at_the_ends_whether_their_arrays_are_the_same_or_equal() -> None:
-    """The last layers are read by fewer, which those before them see one link later, and so on."""
+def test_inner_layers_are_one_class_with_shared_and_with_equal_arrays() -> None:
+    """Layers near the ends differ: the last have fewer readers, which makes the neighbours of their neighbours different, and so on."""
     for shared in (True, False):
         model = integer_model(stack(20, 2, 1, shared=shared))
         classes = classes_of(model, 3)
@@ -80,7 +80,7 @@ def test_layers_are_one_class_but_at_the_ends_whether_their_arrays_are_the_same_
 
 
 def chain(layers: int, states: int, seed: int) -> PlacementProblem:
-    """A value handed from layer to layer, which costs least where it stays what it is, and two ends that want it to be two other things."""
+    """A value passed from layer to layer, for which any change costs, between two ends that want two different states."""
     rng = np.random.default_rng(seed)
     own, change = rng.integers(0, 5, states).astype(float), rng.integers(20, 40, (states, states)) * (1.0 - np.eye(states))
     start, end = (np.where(np.arange(states) == k, 0.0, 1000.0) for k in rng.permutation(states)[:2])
@@ -90,7 +90,7 @@ def chain(layers: int, states: int, seed: int) -> PlacementProblem:
 
 
 def shortest(problem: PlacementProblem) -> float:
-    """The least cost of a chain, layer by layer."""
+    """The least cost of a chain, by dynamic programming."""
     far = problem.node_costs[0]
     for transfer, cost in zip(problem.transfers, problem.node_costs[1:], strict=True):
         far = (far[:, None] + transfer.prices).min(axis=0) + cost
@@ -98,8 +98,8 @@ def shortest(problem: PlacementProblem) -> float:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_stack_whose_best_middle_is_alike_is_solved_as_one(seed: int) -> None:
-    """Where a change costs more than what states differ by, all but the ends stay in one state; the ends are free."""
+def test_a_stack_with_equal_inner_layers_is_solved_by_its_tied_model(seed: int) -> None:
+    """A change costs more than the difference of states, so that all layers stay in one state; the ends are not tied."""
     problem = chain(60, 4, seed)
     relaxation = Relaxation(integer_model(problem), None, Budget())
     assert search_tied(relaxation, search_by_cases, Budget())
@@ -107,7 +107,7 @@ def test_a_stack_whose_best_middle_is_alike_is_solved_as_one(seed: int) -> None:
     assert relaxation.choices[0] != relaxation.choices[-1]
 
 
-def test_a_stack_is_chosen_alike_first_however_small_its_tables_are() -> None:
+def test_the_tied_model_comes_first_even_with_small_tables() -> None:
     problem = chain(60, 4, 0)
     solution = solve_within(problem, Budget())
     assert [name for name, _ in solution.steps][1] == "tied model"
@@ -115,7 +115,7 @@ def test_a_stack_is_chosen_alike_first_however_small_its_tables_are() -> None:
 
 
 @pytest.mark.parametrize(("width", "seed"), [(2, 4), (3, 3)])
-def test_where_layers_mix_what_costs_the_same_a_stack_is_proven_with_much_less_work(width: int, seed: int) -> None:
+def test_a_stack_with_many_equal_plans_is_proven_with_much_less_work(width: int, seed: int) -> None:
     problem, done = stack(100, width, seed), []
     for most in (tied.MOST_CLASSES, 0.0):
         budget = Budget(work_limit=1e9)
@@ -127,8 +127,8 @@ def test_where_layers_mix_what_costs_the_same_a_stack_is_proven_with_much_less_w
     assert done[0][0] < done[1][0] / 10 and done[0][1] == done[1][1]
 
 
-def test_a_plan_that_nothing_can_be_cheaper_than_is_not_looked_for_again() -> None:
-    """All nodes of a value without costs stay as they are: what nodes cost at least is what the plan costs."""
+def test_a_plan_at_the_sum_of_least_node_costs_is_not_searched_again() -> None:
+    """The known plan has every node in its cheapest state and no transfer to pay, so no plan is cheaper."""
     problem = chain(60, 3, 0)
     problem = replace(problem, node_costs=(np.array([1.0, 2.0, 2.0]),) * 62)
     relaxation = Relaxation(integer_model(problem), np.zeros(62, dtype=np.int64), Budget())
@@ -137,19 +137,19 @@ def test_a_plan_that_nothing_can_be_cheaper_than_is_not_looked_for_again() -> No
     assert search_tied(dearer, search_by_cases, Budget()) and dearer.value == relaxation.value
 
 
-def test_what_is_limited_is_not_tied() -> None:
-    """What alike nodes use adds up: one that stands for all of them does not say how many may."""
+def test_a_model_with_a_memory_limit_is_not_tied() -> None:
+    """The memory of equal nodes adds up. One node for all of them could not choose a state for some only."""
     problem = replace(chain(20, 2, 0), usages=(np.array([1.0, 2.0]),) * 22, intervals=((0, 1),) * 22, usage_limit=30.0)
     assert not search_tied(Relaxation(integer_model(problem), None, Budget()), search_by_cases, Budget())
 
 
-def test_what_is_not_alike_is_not_tied() -> None:
+def test_a_model_without_equal_nodes_is_not_tied() -> None:
     relaxation = Relaxation(integer_model(grid(5, 8, 3, 0, transfers=True, integers=True)), None, Budget())
     assert not search_tied(relaxation, search_by_cases, Budget()) and relaxation.choices is None
 
 
-def test_where_alike_nodes_cannot_choose_alike_there_is_no_such_plan() -> None:
-    """Neighbours in a chain must differ: those of one class cannot."""
+def test_no_plan_if_equal_nodes_cannot_make_equal_choices() -> None:
+    """Neighbours in a chain must differ, but nodes of one class cannot."""
     problem, names = chain(60, 3, 0), np.arange(3)
     differ = np.where(np.eye(3, dtype=bool), np.inf, 1.0)
     problem = replace(problem, transfers=tuple(Transfer(k, names, ((k + 1, names),), differ) for k in range(61)))
@@ -160,7 +160,7 @@ def test_where_alike_nodes_cannot_choose_alike_there_is_no_such_plan() -> None:
 
 @given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32), st.sampled_from([0, 10**9]))
 @settings(max_examples=80, deadline=None)
-def test_what_begins_tied_is_the_optimum(layers: int, width: int, seed: int, large: int) -> None:
+def test_a_search_that_starts_tied_finds_the_optimum(layers: int, width: int, seed: int, large: int) -> None:
     problem = stack(layers, width, seed)
     optimum = brute_force(problem)
     if np.isfinite(optimum):
@@ -173,7 +173,7 @@ def test_what_begins_tied_is_the_optimum(layers: int, width: int, seed: int, lar
 
 @given(st.integers(3, 6), st.integers(1, 2), st.integers(0, 2**32), st.sampled_from([1, 3]), st.integers(0, 3), st.integers(1, 8))
 @settings(max_examples=150, deadline=None)
-def test_bounds_hold_from_the_messages_of_a_tied_model(layers: int, width: int, seed: int, wants: int, links: int, pairs: int) -> None:
+def test_bounds_are_valid_from_the_messages_of_a_tied_model(layers: int, width: int, seed: int, wants: int, links: int, pairs: int) -> None:
     model = integer_model(stack(layers, width, seed, wants=wants))
     classes = classes_of(model, links)
     made, best = tie(model, classes), optimum(model)
@@ -191,7 +191,7 @@ def test_bounds_hold_from_the_messages_of_a_tied_model(layers: int, width: int, 
 
 
 def _check_splits(sweeper: Sweeper) -> None:
-    """What the readers of a value have of its prices is never negative, and is the prices in all."""
+    """The shares that readers have of a price are not negative and add up to it."""
     for index, transfer in enumerate(sweeper.model.transfers):
         total = np.zeros(transfer.prices.shape)
         for k, link in enumerate(sweeper.links):
@@ -203,8 +203,9 @@ def _check_splits(sweeper: Sweeper) -> None:
         assert (total[cells] == transfer.prices[cells]).all()
 
 
-def test_no_reader_gets_more_than_the_price() -> None:
-    """A value with five readers and four with two are alike to few colours: a reader's part is too much for the five."""
+def test_the_shares_of_readers_never_exceed_the_price() -> None:
+    """With few rounds of colouring, a value with five readers and four values with two are one class. The share of a reader of
+    two is too large if there are five."""
     names, prices = np.arange(2), np.array([[0.0, 1000.0], [1000.0, 0.0]])
     sources, readers, last = range(5), range(5, 13), 13
     read = [[*readers[:4]], *([node] for node in readers[4:])]
@@ -229,7 +230,7 @@ def test_no_reader_gets_more_than_the_price() -> None:
 
 
 def _given(sweeper: Sweeper) -> np.ndarray:
-    """Node costs and all messages that arrive, (states,)."""
+    """Node costs plus all incoming messages, (states,)."""
     total = sweeper.theta.copy()
     for k, link in enumerate(sweeper.links):
         for end, node in enumerate(link.ends):
@@ -240,8 +241,8 @@ def _given(sweeper: Sweeper) -> np.ndarray:
     return total
 
 
-def test_the_whole_settles_sooner_from_the_messages_of_a_tied_model() -> None:
-    """The better of 20 sweeps in each case."""
+def test_messages_of_a_tied_model_make_the_whole_converge_sooner() -> None:
+    """Compares the best bounds of 20 sweeps."""
     problem = stack(40, 2, 3)
     problem = replace(problem, node_costs=tuple(cost + np.arange(2) for cost in problem.node_costs))
     model = integer_model(problem)
@@ -256,7 +257,7 @@ def test_the_whole_settles_sooner_from_the_messages_of_a_tied_model() -> None:
     assert bounds[0] > bounds[1]
 
 
-def test_what_sweeps_have_proven_is_not_swept_again() -> None:
+def test_a_proven_optimum_is_not_swept_again() -> None:
     model = integer_model(chain(30, 3, 4))
     relaxation = Relaxation(model, None, Budget(None, 1e9))
     relaxation.run()

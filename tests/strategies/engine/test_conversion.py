@@ -1,4 +1,4 @@
-"""Results of another dtype than the operands: which pending reductions the conversion keeps, operator by operator and end to end."""
+"""Results of another dtype than their operands: which pending reductions commute with the conversion, by operator and in a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = [f"{a}-{b}".replace("torch.", "") for a, b in PAIRS]
 
 
 def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Numbers of both signs where there are such."""
+    """Numbers of both signs, if the dtype has them."""
     if dtype == torch.bool:
         return yes_no(*shape)
     if dtype.is_floating_point:
@@ -63,7 +63,7 @@ def test_conversions(op: str, source: torch.dtype, target: torch.dtype, kept: bo
     assert commutes_with_conversion(op, source, target) == kept
 
 
-def test_reductions_of_dtypes() -> None:
+def test_which_reductions_a_dtype_has() -> None:
     assert [op for op in ("sum", "avg", "max", "min", "product") if has_reduction(op, torch.bool)] == ["max", "min"]
     assert not has_reduction("avg", torch.int64)
     assert not has_reduction("max", torch.complex64)
@@ -88,7 +88,7 @@ def test_casts(source: torch.dtype, target: torch.dtype) -> None:
         ("_to_copy.default", (real(5).round(),), torch.bool),
     ],
 )
-def test_the_oracle_notices_what_a_conversion_does_not_keep(monkeypatch: Any, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
+def test_the_oracle_finds_reductions_that_a_conversion_breaks(monkeypatch: Any, op: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     check(f"aten.{op}", *args, dtype=dtype)
     monkeypatch.setattr(engine, "commutes_with_conversion", lambda op, source, target: True)
     engine._cached.cache_clear()
@@ -101,7 +101,7 @@ def test_the_oracle_notices_what_a_conversion_does_not_keep(monkeypatch: Any, op
 
 @pytest.mark.parametrize("op", ["sum", "product", "max", "min"])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8])
-def test_whole_numbers_are_spread_over_all_ranks(op: str, dtype: torch.dtype) -> None:
+def test_integers_are_split_into_pending_parts_on_all_ranks(op: str, dtype: torch.dtype) -> None:
     x = sample(dtype, 40)
     parts = spread(x, op, 3)
     merged = {"sum": sum, "product": math.prod}.get(op, lambda p: torch.stack(p).amax(0) if op == "max" else torch.stack(p).amin(0))
@@ -153,7 +153,7 @@ def test_fractions_have_no_pending_reduction() -> None:
     assert check("aten.frac.default", sample(torch.float64, 5)) == {"R -> R", "S(0) -> S(0)"}
 
 
-def test_averages_of_whole_numbers_are_rounded() -> None:
+def test_averages_of_integers_are_rounded_and_pass_no_sum() -> None:
     for op, args in [("avg_pool2d", ([2, 2],)), ("upsample_nearest2d", ([8, 8],)), ("upsample_bilinear2d", ([8, 8], False))]:
         dtype = torch.int64 if op == "avg_pool2d" else torch.uint8
         assert "P -> P" not in check(f"aten.{op}.default", sample(dtype, 2, 3, 4, 4), *args)
@@ -161,7 +161,7 @@ def test_averages_of_whole_numbers_are_rounded() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8])
-def test_quotients_of_whole_numbers_have_no_sum(dtype: torch.dtype) -> None:
+def test_quotients_of_integers_pass_no_sum(dtype: torch.dtype) -> None:
     x, y = sample(dtype, 5), (whole(3, 5) + 1).to(dtype)
     assert "P, R -> P" not in check("aten.div.Tensor", x, y)
     assert "P, R -> P" not in check("aten.floor_divide.default", x, y)
@@ -170,7 +170,7 @@ def test_quotients_of_whole_numbers_have_no_sum(dtype: torch.dtype) -> None:
 
 
 class Rounded(nn.Module):
-    """A linear layer whose result becomes whole numbers."""
+    """A linear layer whose result is converted to integers."""
 
     total: torch.Tensor
 
@@ -194,7 +194,7 @@ WHOLE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_numbers_made_of_a_sharded_contraction(name: str) -> None:
+def test_integers_from_a_sharded_contraction(name: str) -> None:
     torch.manual_seed(0)
     model, args, mesh = Rounded(WHOLE[name]), (real(5, 8),), fxshard.Mesh({"tp": 4})
     reference = one_device(model, args, train=False)
@@ -205,6 +205,6 @@ def test_whole_numbers_made_of_a_sharded_contraction(name: str) -> None:
         assert_equal_to_one_device(fxshard.simulate(model, args, plan), reference)
 
 
-def test_a_pending_sum_is_not_copied_into_whole_numbers() -> None:
+def test_a_pending_sum_is_not_copied_into_an_integer_tensor() -> None:
     with pytest.raises(fxshard.FxshardError, match="copy"):
         fxshard.plan(Rounded(WHOLE["copy"]), (real(5, 8),), fxshard.Mesh({"tp": 4}), train=False, pins={"copy": "P"})

@@ -1,4 +1,4 @@
-"""Operators in place, into a given tensor, and on lists have the rules of their functional forms."""
+"""In-place, out= and foreach operators have the rules of their functional forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X, Y = real(5, 3), positive(5, 3)
 
 @pytest.fixture
 def on_copies(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The operator itself, run on copies: it writes into its operands, which the checks need again."""
+    """Runs the operator on copies: it writes into its operands, and the checks need them again."""
     op = request.param
     real_one = find(op)
 
@@ -39,7 +39,7 @@ def test_in_place(on_copies: str) -> None:
     specs = check(on_copies, *given)
     assert {f"{', '.join(['S(0)'] * len(given))} -> S(0)", f"{', '.join(['R'] * len(given))} -> R"} <= specs
     assert ("P, P -> P" in specs) == ("add" in on_copies)
-    assert ("R, P -> P" in specs) is False, "what is written in place lies as it lay"
+    assert ("R, P -> P" in specs) is False, "an operand written in place keeps its layout"
 
 
 @pytest.mark.parametrize("on_copies", ["aten.addmm_.default"], indirect=True)
@@ -80,7 +80,7 @@ A, B, C = [real(6, 4), real(6), real(4, 6)], [positive(6, 4), positive(6), posit
 )
 def test_lists(op: str, args: tuple[Any, ...]) -> None:
     specs = check(f"aten.{op}", *args)
-    assert any(s.endswith("-> S(0), S(0), R") for s in specs), "dims of 6 in the first two elements are the same factor"
+    assert any(s.endswith("-> S(0), S(0), R") for s in specs), "the dims of size 6 in the first two elements are one factor"
     assert any(s.endswith("-> P, P, P") for s in specs) == (op in ("_foreach_add.List", "_foreach_mul.Scalar", "_foreach_mul.Tensor"))
 
 
@@ -96,15 +96,15 @@ def test_lists_in_a_model() -> None:
     assert "aten._foreach_mul.List" in targets(graph)
 
 
-def test_what_has_no_functional_form_has_no_rule() -> None:
+def test_operators_without_a_functional_form_have_no_rule() -> None:
     assert not has_rule("aten.set_.source_Tensor")
     assert not has_rule("aten.no_such_operator_.default")
     assert not has_rule("aten._foreach_norm.Scalar"), "its overloads are not those of norm"
     assert not has_rule("aten.squeeze_.dim"), "the local form of squeeze makes a new tensor"
 
 
-def test_results_that_are_written_into_are_told_apart_by_name() -> None:
-    """The one that comes first in a call need not be the first result: here it has no dims, the other one has."""
+def test_out_tensors_are_matched_by_name() -> None:
+    """The first out= tensor of a call need not be the first result; here it has no dims, and the other one has."""
     outs = {"total_weight": torch.zeros((), dtype=torch.float64), "output": torch.zeros(7, dtype=torch.float64)}
     sample = Sample("aten.nll_loss_forward.output", (real(7, 6), whole(6, 7), None, 0, -100), outs)
     verdict = check_op(sample.op, [sample], budget=1)

@@ -1,4 +1,4 @@
-"""From rules to strategies: order, legality, products over axes, the cache, the fallback."""
+"""From rules to strategies: order of specs, legality, products over axes, cache, fallback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _specs(call: Call, *shape: int) -> list[str]:
 
 @pytest.fixture
 def temporary(own_rules: None) -> Any:
-    """``register`` whose rules are forgotten after the test."""
+    """``register``; its rules are removed after the test."""
     return registry.register
 
 
@@ -103,7 +103,7 @@ def test_pending_reductions_of_one_tensor_commute() -> None:
     assert "PP(max) -> PP(max)" not in specs
 
 
-def test_without_a_rule_everything_is_replicated_and_said() -> None:
+def test_without_a_rule_everything_is_replicated_with_a_reason() -> None:
     call = _call("mylib.unknown.default", [(8, 6)], [(8,)])
     strategy = op_strategy(call, Mesh({"a": 2, "b": 2}))
     assert [str(s) for s in strategy.specs] == ["RR -> RR"]
@@ -112,7 +112,7 @@ def test_without_a_rule_everything_is_replicated_and_said() -> None:
     assert lookup("mylib.unknown.default") is None and not has_rule("mylib.unknown.default")
 
 
-def test_outputs_that_are_no_tensors_are_replicated() -> None:
+def test_missing_outputs_are_replicated() -> None:
     call = Call(
         "fxshard.dropout.default",
         (Operand(0), 0.1, Operand(1), 0),
@@ -123,7 +123,7 @@ def test_outputs_that_are_no_tensors_are_replicated() -> None:
     assert {str(s) for s in op_strategy(call, Mesh({"a": 2})).specs} >= {"S(0), R -> S(0), R"}
 
 
-def test_the_cache_answers_the_second_time() -> None:
+def test_the_second_call_hits_the_cache() -> None:
     call = _call("aten.mm.default", [(16, 6), (6, 4)], [(16, 4)])
     first = op_strategy(call, Mesh({"a": 2}))
     hits = cache_info().hits
@@ -132,13 +132,13 @@ def test_the_cache_answers_the_second_time() -> None:
     assert cache_info().maxsize is not None
 
 
-def test_reductions_that_are_created() -> None:
+def test_reductions_that_an_operator_creates() -> None:
     assert created_reductions(MM) == {"sum"}
     assert created_reductions(_call("aten.amax.default", [(8, 6)], [(8,)], (1,))) == {"max"}
     assert created_reductions(_call("aten.relu.default", [(8, 6)], [(8, 6)])) == frozenset()
 
 
-def test_users_register_rules(temporary: Any) -> None:
+def test_registered_rules(temporary: Any) -> None:
     call = _call("mylib.scale.default", [(8, 6), (6,)], [(8, 6)])
     assert op_strategy(call, Mesh({"a": 2})).fallback
     temporary("mylib.scale.default", einop_rule("b h, h -> b h"))

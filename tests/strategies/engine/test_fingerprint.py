@@ -1,4 +1,4 @@
-"""What ranks compare of rules that are functions: the same in every process, another for other code."""
+"""Fingerprints of rules that are functions: equal in every process, different for different code."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ for function in GIVEN:
 
 
 def test_processes_agree(tmp_path: Path) -> None:
-    """Each has its own addresses and its own order of sets, and reads the rules from a file of its own."""
+    """Each process has other addresses, another order of sets, and reads the rules from another file."""
     said = []
     for seed in ("1", "2"):
         folder = tmp_path / seed
@@ -101,14 +101,14 @@ def test_processes_agree(tmp_path: Path) -> None:
 
 
 def _made(body: str) -> Callable[..., Any]:
-    """A function called ``rule``; ``body`` is what it returns."""
+    """A function called ``rule`` that returns ``body``."""
     space: dict[str, Any] = {"__name__": "own"}
-    exec(f"def rule(call):\n    return {body}", space)  # functions of one name whose code differs are the point
+    exec(f"def rule(call):\n    return {body}", space)  # makes functions with one name and different code
     made: Callable[..., Any] = space["rule"]
     return made
 
 
-def test_functions_of_one_name_are_told_apart() -> None:
+def test_functions_of_one_name_have_different_fingerprints() -> None:
     bodies = [
         "call.args[0]",
         "call.args[1]",
@@ -126,8 +126,8 @@ def test_functions_of_one_name_are_told_apart() -> None:
 
 
 @pytest.mark.usefixtures("own_rules")
-def test_ranks_compare_it() -> None:
-    """A rule and a local form; functions of one name, of which one differs."""
+def test_ranks_compare_rule_and_local_form() -> None:
+    """Functions of one name, of which the rule or the local form differs."""
     given = [(_made("call.op"), _made("call")), (_made("call.args"), _made("call")), (_made("call.op"), _made("[call]"))]
     said = []
     for rule, local in given:
@@ -143,7 +143,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Scale:
-    """Not what it holds besides its fields counts."""
+    """A dataclass with a cached property, which is not part of its fingerprint."""
 
     factor: int
 
@@ -180,16 +180,16 @@ def _over(value: Any) -> Callable[..., Any]:
         (lambda call, *, k=1: k, lambda call, *, k=2: k),
     ],
 )
-def test_what_a_function_closes_over_counts(one: Any, other: Any) -> None:
+def test_values_that_a_function_closes_over_count(one: Any, other: Any) -> None:
     assert fingerprint(one) != fingerprint(other)
 
 
-def test_objects_count_by_their_kind() -> None:
+def test_other_objects_count_by_type_only() -> None:
     assert fingerprint(_over(object())) == fingerprint(_over(object()))
     assert fingerprint(_over(torch.ones(3))) == fingerprint(_over(torch.zeros(3)))
 
 
-def test_of_a_dataclass_its_fields_count_and_no_more() -> None:
+def test_only_the_fields_of_a_dataclass_count() -> None:
     used = Scale(1)
     assert used.twice == 2 and fingerprint(used) == fingerprint(Scale(1))
 
@@ -219,12 +219,12 @@ def _module(**given: Any) -> str:
     return fingerprint(space["rule"])
 
 
-def test_what_the_code_of_a_module_names_counts() -> None:
+def test_globals_that_the_code_names_count() -> None:
     assert len({_module(), _module(factor=3), _module(factor=2.0), _module(inner="FACTOR + LIMIT"), _module(inner="FACTOR")}) == 5
     assert _module() == _module(unused=2) == _module(aside=1)
 
 
-def test_many_functions_that_name_each_other_are_described_once() -> None:
+def test_functions_that_name_each_other_are_described_once() -> None:
     names = [f"f{i}" for i in range(60)]
     space: dict[str, Any] = {"__name__": "own"}
     exec("\n".join(f"def {name}(call):\n    return [{', '.join(names)}]" for name in names), space)
@@ -235,7 +235,7 @@ class Color(enum.Enum):
     RED, BLUE = 1, 2
 
 
-class Doubled:
+class PlainRule:
     def __init__(self, factor: int) -> None:
         self.factor = factor
 
@@ -254,29 +254,29 @@ class Doubled:
         (functools.partial(_over(1)), functools.partial(_over(2))),
         (functools.lru_cache(_over(1)), functools.lru_cache(_over(2))),
         ({"max": 1}, {"max": 2}),
-        (Doubled(1), Doubled(2)),
+        (PlainRule(1), PlainRule(2)),
         (Color.RED, Color.BLUE),
         (None, 1),
         (torch.ops.aten.mm, torch.ops.aten.bmm),
-        (Doubled, Scale),
+        (PlainRule, Scale),
     ],
 )
 def test_every_value_that_code_names_counts(one: Any, other: Any) -> None:
-    """In its module, or closed over; nested in other values too."""
+    """As a global or closed over, and nested in other values."""
     said = [fingerprint(_naming(value)) for value in (one, other, [one], [other], _naming(one), _naming(other))]
     assert len(set(said)) == 6
     assert fingerprint(_over(one)) != fingerprint(_over(other))
 
 
 def _naming(value: Any) -> Callable[..., Any]:
-    """A function whose module has ``value``."""
+    """A function that reads ``value`` as a global."""
     space: dict[str, Any] = {"__name__": "own", "VALUE": value}
     exec("def rule(call):\n    return VALUE", space)
     made: Callable[..., Any] = space["rule"]
     return made
 
 
-def test_what_packages_name_is_not_looked_into() -> None:
+def test_globals_of_installed_packages_do_not_count() -> None:
     for name, file in (("torch.own", "own.py"), ("own", "lib/site-packages/own.py")):
         said = []
         for value in (1, 2):

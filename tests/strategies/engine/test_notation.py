@@ -1,4 +1,4 @@
-"""The text form of rules: what it reads, and what its errors say."""
+"""The text form of rules: what it can express, and its errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _call(operands: list[tuple[int, ...]], outputs: list[tuple[int, ...] | None]
         ("head_1 d -> head_1 d", [(2, 3)], [(2, 3)], "head_1 d -> head_1 d"),
     ],
 )
-def test_reads(pattern: str, operands: list[Any], outputs: list[Any], text: str) -> None:
+def test_patterns_that_parse(pattern: str, operands: list[Any], outputs: list[Any], text: str) -> None:
     assert str(rule(pattern)(_call(operands, outputs))) == text
 
 
@@ -58,7 +58,7 @@ def test_optional_operands_are_left_out() -> None:
     assert len(layer(_call([(2, 3), (3,)], [(2, 3)], (Operand(0), None, Operand(1)))).operands) == 2
 
 
-def test_a_scalar_in_a_group_is_its_own_average_and_no_sum() -> None:
+def test_a_scalar_in_a_linear_group_passes_avg_but_not_sum() -> None:
     affine = _call([(3,)], [(3,)], (Operand(0), 2.0))
     assert [g.ops for g in pointwise_rule((0, 1))(affine).linear] == [("avg",)]
     assert pointwise_rule((0, 1), ops=("sum", "product"))(affine).linear == ()
@@ -100,7 +100,7 @@ def test_unreadable_patterns_say_where(pattern: str, what: str) -> None:
         ("(a b) -> a b", [(7,)], [(2, 3)], "(a b) is 2 x 3, the dim has 7"),
     ],
 )
-def test_misfits_carry_pattern_and_shapes(pattern: str, operands: list[Any], outputs: list[Any], what: str) -> None:
+def test_errors_of_misfits_have_pattern_and_shapes(pattern: str, operands: list[Any], outputs: list[Any], what: str) -> None:
     call = _call(operands, outputs)
     with pytest.raises(RuleError, match=re.escape(what)) as error:
         resolve(rule(pattern)(call), call)

@@ -1,4 +1,4 @@
-"""Functions given to torch's register_sharding: what of them is offered, in which order rules are looked up, sizes that do not divide."""
+"""Functions given to torch's register_sharding: which specs they give, the order in which rules are looked up, uneven sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAIRS_OP = torch.ops.tests.pairs.default
 
 @pytest.fixture(autouse=True)
 def functions(own_rules: None) -> Iterator[None]:
-    """What tests register with DTensor is forgotten after each."""
+    """Removes after each test what it registered with DTensor."""
     known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     before = dict(known)
     yield
@@ -76,7 +76,7 @@ def pairs_call(rows: int) -> Call:
 
 
 def test_the_order_of_look_up() -> None:
-    """Nothing, then torch's function, then a rule of ours; the cache does not hold on to what was before."""
+    """First no rule, then a function of register_sharding, then a rule of fxshard. The cache keeps no outdated answer."""
     call = gate_call(4, 6, 8)
     assert op_strategy(call, fxshard.Mesh({"a": 2})).fallback
     register_sharding(GATE_OP)(lambda x, scale: [([Shard(1)], [Shard(1), Replicate()])])
@@ -88,14 +88,14 @@ def test_the_order_of_look_up() -> None:
     assert specs(call, a=2) == {"R, R -> R", "S(0), R -> S(0)", "S(2), S(0) -> S(2)"}
 
 
-def test_a_rule_of_fxshards_comes_before_a_function() -> None:
+def test_a_rule_of_fxshard_comes_before_a_function() -> None:
     call = Call("aten.relu.default", (Operand(0),), (), (TensorMeta((4,), torch.float64),), (TensorMeta((4,), torch.float64),))
     before = specs(call, a=2)
     register_sharding(torch.ops.aten.relu.default)(lambda x: [([Replicate()], [Replicate()])])
     assert specs(call, a=2) == before and "S(0) -> S(0)" in before
 
 
-def test_torchs_own_strategies_are_not_taken() -> None:
+def test_torchs_own_strategies_are_not_used() -> None:
     assert len(DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs) > 100
     assert sharding_functions() == {}
     register_sharding(GATE_OP)(gate_sharding)
@@ -108,7 +108,7 @@ def test_two_axes() -> None:
     assert {"S(0)S(1), RR -> S(0)S(1)", "S(2)S(0), S(0)R -> S(2)S(0)", "S(2)S(2), S(0)S(0) -> S(2)S(2)"} <= found and len(found) == 16
 
 
-def test_options_that_cut_one_dim_in_two_ways_are_not_combined() -> None:
+def test_options_that_shard_one_dim_in_two_ways_are_not_combined() -> None:
     register_sharding(GATE_OP)(lambda x, s: [([Shard(0)], [Shard(0), Replicate()]), ([Shard(0)], [Shard(0), Shard(0)])])
     assert specs(gate_call(4, 4, 4), a=2, b=2) == {
         *("RR, RR -> RR", "S(0)R, RR -> S(0)R", "RS(0), RR -> RS(0)", "S(0)S(0), RR -> S(0)S(0)"),
@@ -119,20 +119,20 @@ def test_options_that_cut_one_dim_in_two_ways_are_not_combined() -> None:
 @pytest.mark.parametrize(
     ("rows", "ranks", "legal"), [(8, 2, True), (8, 4, True), (6, 2, False), (6, 3, True), (10, 4, False), (8, 3, False)]
 )
-def test_dims_of_different_sizes_are_cut_where_both_can_be(rows: int, ranks: int, legal: bool) -> None:
-    """Rows in, half as many out: rank r's rows must be the pairs that it returns. 8 rows on 3 ranks are 3, 3, 2."""
+def test_dims_of_different_sizes_are_sharded_only_if_both_align(rows: int, ranks: int, legal: bool) -> None:
+    """The operator halves the rows, so the rows of a rank must be whole pairs. 8 rows on 3 ranks are 3, 3, 2, which are not."""
     register_sharding(PAIRS_OP)(pairs_sharding)
     assert ("S(0) -> S(0), P(max)" in specs(pairs_call(rows), a=ranks)) is legal
 
 
 def test_dims_counted_from_the_last() -> None:
-    """Told apart from none by the tensor's own rank: the last dim of x is its third, that of the scale its first."""
+    """Negative dims count from the end of each tensor: the last dim of x is its third, that of the scale its first."""
     register_sharding(GATE_OP)(lambda x, s: [([Shard(-1)], [Shard(-1), Shard(-1)]), ([Shard(-3)], [Shard(0), Replicate()])])
     assert specs(gate_call(4, 6, 8), a=2) == {"R, R -> R", "S(2), S(0) -> S(2)", "S(0), R -> S(0)"}
     assert len(specs(gate_call(4, 6, 8), a=2, b=2)) == 9
 
 
-def test_an_average_takes_equal_shards() -> None:
+def test_an_average_needs_equal_shards() -> None:
     register_sharding(GATE_OP)(lambda x, s: [([Partial("avg")], [Shard(0), Replicate()])])
     assert "S(0), R -> P(avg)" in specs(gate_call(4, 3, 2), a=2) and "S(0), R -> P(avg)" not in specs(gate_call(5, 3, 2), a=2)
 
@@ -147,14 +147,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("said", WRONG)
-def test_functions_that_are_wrong(said: str) -> None:
+def test_wrong_functions_are_refused(said: str) -> None:
     register_sharding(GATE_OP)(WRONG[said])
     with pytest.raises(RuleError, match=rf"register_sharding has for tests\.gate\.default {said}"):
         specs(gate_call(4, 6, 8), a=2)
 
 
-def test_a_model_is_sharded_as_its_functions_say() -> None:
-    """Forward and backward in float64 under random plans on 2 x 2 ranks, the sizes 5 and 3 among them: uneven and empty shards."""
+def test_a_model_with_registered_functions() -> None:
+    """Forward and backward in float64 with random plans on 2 x 2 ranks; sizes 5 and 3 give uneven and empty shards."""
     register_sharding(GATE_OP)(gate_sharding)
     register_sharding(BACKWARD_OP)(backward_sharding)
     torch.manual_seed(0)

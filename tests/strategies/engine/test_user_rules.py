@@ -1,4 +1,4 @@
-"""fxshard.register_rule: what can be registered, what is refused and how, and what a registration changes."""
+"""fxshard.register_rule: what it accepts, what it refuses and how, and what a registration changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARDED = {"R, R -> R", "S(0), R -> S(0)", "S(1), R -> S(1)", "S(2), S(0) -> S(2
     "op", ["tests::gate", "tests::gate.default", "tests.gate.default", gate, torch.ops.tests.gate, torch.ops.tests.gate.default], ids=repr
 )
 def test_names_and_objects_are_the_same_operator(op: Any) -> None:
-    assert gate_specs() == {"R, R -> R"}  # what is remembered from before the registration is forgotten
+    assert gate_specs() == {"R, R -> R"}  # fills the cache, which a registration must clear
     fxshard.register_rule(op, GATE[1])
     assert gate_specs() == SHARDED
 
@@ -92,15 +92,15 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("args", "options", "kind", "said"), REFUSED, ids=[r[3][:30] for r in REFUSED])
-def test_refused(args: tuple[Any, ...], options: dict[str, Any], kind: type[Exception], said: str) -> None:
+def test_refused_registrations(args: tuple[Any, ...], options: dict[str, Any], kind: type[Exception], said: str) -> None:
     before = gate_specs()
     with pytest.raises(kind, match=said) as error:
         fxshard.register_rule(*args, **options)
     assert "to do: " in str(error.value) and gate_specs() == before
 
 
-def test_the_same_rule_again_is_no_error() -> None:
-    """As where a notebook's cell runs twice."""
+def test_registering_the_same_rule_again_is_no_error() -> None:
+    """A notebook cell may run twice."""
     for _ in range(2):
         fxshard.register_rule("tests::gate", pointwise_rule())
     with pytest.raises(RuleError, match="has a rule already"):
@@ -129,6 +129,6 @@ def test_a_rule_is_replaced_only_on_request() -> None:
         ({"local": 3}, "local is an int"),
     ],
 )
-def test_values_that_no_call_could_have(properties: dict[str, Any], what: str) -> None:
+def test_invalid_values_of_properties(properties: dict[str, Any], what: str) -> None:
     with pytest.raises(OptionError, match=what):
         fxshard.register_rule("tests::gate", "b s h, h -> b s h", **properties)

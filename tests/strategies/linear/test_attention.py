@@ -1,4 +1,4 @@
-"""Attention by batch, by (grouped) heads, and by queries."""
+"""Attention sharded by batch, by (grouped) heads, and by queries."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_attention(causal: bool, grouped: bool) -> None:
 
 
 @pytest.mark.parametrize("keys", [1, 3, S, 9])
-def test_causal_queries_are_cut_whatever_the_keys(keys: int) -> None:
-    """Row i sees keys up to i, counted from the start of both."""
+def test_causal_queries_shard_with_any_number_of_keys(keys: int) -> None:
+    """Query i attends to keys up to i, both counted from the start."""
     q, k, v = _qkv(H, keys)
     assert "S(2), R, R -> S(2), S(2)" in check("fxshard.sdpa.default", q, k, v, None, True, 0.3, False)
     _backward(q, k, v, None, True, 0.3, False)
@@ -45,7 +45,7 @@ def test_causal_queries_are_cut_whatever_the_keys(keys: int) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_head_of_keys_for_all(causal: bool) -> None:
-    """Multi-query attention: heads of q are free, gradients of the one head are sums over them."""
+    """Multi-query attention: heads of q can be sharded, and gradients of the one key head are sums over them."""
     q, k, v = _qkv(1, T)
     rest = (None, causal, None, True)
     assert "S(1), R, R -> S(1), S(1)" in check("fxshard.sdpa.default", q, k, v, *rest)
@@ -63,7 +63,7 @@ def test_masks_broadcast(shape: tuple[int, ...], boolean: bool) -> None:
     _backward(q, k, v, mask, False, 0.3, False)
 
 
-def test_grouped_heads_are_cut_between_groups() -> None:
+def test_grouped_heads_shard_between_groups_only() -> None:
     q, k, v = _qkv(K, T)
     specs = {str(s) for s in check_mesh("fxshard.sdpa.default", (q, k, v, None, False, None, True), mesh=(3,))}
     assert "S(1), S(1), S(1) -> S(1), S(1)" not in specs, "4 groups over 3 ranks: 2 2 0 groups, but 8 heads: 3 3 2"

@@ -1,4 +1,4 @@
-"""Embeddings, by rows and by columns."""
+"""Embeddings sharded by rows and by columns."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Linear algebra: batches of matrices are free, and so are the right-hand sides of a system."""
+"""Linear algebra: batches of matrices can be sharded, and so can the right-hand sides of a system."""
 
 from __future__ import annotations
 

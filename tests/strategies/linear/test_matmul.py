@@ -47,14 +47,14 @@ def test_bmm_mv_dot() -> None:
 
 
 @pytest.mark.parametrize("bias", [(6,), (5, 6), (1, 6), (5, 1)])
-def test_addmm_adds_its_bias_once(bias: tuple[int, ...]) -> None:
+def test_addmm_must_not_add_its_bias_on_every_rank(bias: tuple[int, ...]) -> None:
     specs = check("aten.addmm.default", real(*bias), real(5, 4), real(4, 6), beta=0.5, alpha=2)
     assert "P, S(1), S(0) -> P" in specs
     assert "R, S(1), S(0) -> P" not in specs
 
 
 def test_a_pending_bias_refuses_empty_shards() -> None:
-    """A rank without a shard of k would not run, and its part of the bias would be lost."""
+    """A rank with an empty shard of k does not run the operator, so its part of the bias would be lost."""
     specs = check_mesh("aten.addmm.default", (real(6), real(5, 3), real(3, 6)), mesh=(4,))
     assert "P, S(1), S(0) -> P" not in {str(s) for s in specs}
 
@@ -81,9 +81,23 @@ def test_distances() -> None:
     assert {"S(1), R, S(0), S(1) -> P", "R, S(1), S(1), R -> S(1)"} <= check("aten._cdist_backward.default", real(5, 4), x, y, 2.0, d)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "batch", "points"),
+    [
+        ((5, 3), (2, 4, 3), "S(0), R, S(0), S(0) -> S(0)", "S(1), S(0), R, S(1) -> S(1)"),
+        ((2, 5, 3), (4, 3), "S(0), S(0), R, S(0) -> S(0)", "S(1), S(1), R, S(1) -> S(1)"),
+    ],
+)
+def test_gradients_of_distances_between_a_batch_and_one_set(a: tuple[int, ...], b: tuple[int, ...], batch: str, points: str) -> None:
+    """Either operand may have no batch; the gradient has it."""
+    x, y = real(*a), real(*b)
+    far = torch.ops.aten._cdist_forward(x, y, 2.0, None)
+    assert {batch, points} <= check("aten._cdist_backward.default", real(2, 5, 4), x, y, 2.0, far)
+
+
 @pytest.mark.parametrize(("p", "pending"), [(0.0, "P"), (1.0, "P"), (math.inf, "P(max)"), (2.0, None), (1.5, None)])
-def test_distances_over_cut_columns(p: float, pending: str | None) -> None:
-    """A root of a sum cannot be pending; gradients need the distances and their own columns only."""
+def test_distances_over_sharded_columns(p: float, pending: str | None) -> None:
+    """The root of a sum cannot be pending. Gradients need only the distances and their own columns."""
     x, y = real(5, 3), real(4, 3)
     cut = {f"S(1), S(1) -> {pending}"} if pending else set()
     assert {s for s in check("aten._cdist_forward.default", x, y, p, None) if s.startswith("S(1), S(1)")} == cut
@@ -99,7 +113,7 @@ def test_einsum_on_a_mesh(mesh: tuple[int, ...]) -> None:
     assert len(specs) == len(set(map(str, specs)))
 
 
-def test_a_linear_layer_of_rows_with_two_dims_shards_each() -> None:
-    """Input of shape (batch, length, k): every dim before the last is one of the result."""
+def test_every_batch_dim_of_a_linear_layer_shards() -> None:
+    """The input is (batch, length, k); the result has all its dims but the last."""
     specs = check("aten.linear.default", real(4, 3, 6), real(5, 6))
     assert {"S(0), R -> S(0)", "S(1), R -> S(1)", "R, S(0) -> S(2)", "S(2), S(1) -> P"} <= specs

@@ -1,4 +1,4 @@
-"""Eight-bit floats with scales: small whole numbers and powers of two, so that every order of summing is exact."""
+"""Scaled float8 matmuls, on small integers and powers of two, so that every order of additions is exact."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_scales_of_whole_matrices(bias: Any) -> None:
     specs = check("aten._scaled_mm.default", A, B, *WHOLE, bias, None, F32)
     more = ", R" if bias is not None else ""
     assert f"S(0), R, R, R{more} -> S(0)" in specs
-    assert f"R, S(1), R, R{more and ', S(0)'} -> S(1)" in specs  # three ranks: 48 columns are three blocks
+    assert f"R, S(1), R, R{more and ', S(0)'} -> S(1)" in specs  # 48 columns are three blocks, one for each of three ranks
     assert f"S(1), S(0), R, R{more and ', P'} -> P" in specs
 
 
@@ -57,20 +57,20 @@ def test_two_axes() -> None:
     assert {"S(0)S(1), RS(0), RR, RR -> S(0)P", "S(0)R, RS(1), RR, RR -> S(0)S(1)"} <= specs
 
 
-def test_kernels_want_multiples_of_sixteen() -> None:
-    """Two ranks would cut 48 columns in the middle of a block."""
+def test_shards_must_be_multiples_of_sixteen() -> None:
+    """Two ranks would split 48 columns in the middle of a block."""
     specs = {str(s) for s in check_mesh("aten._scaled_mm.default", (A, B, *WHOLE, None, None, F32), mesh=(2,))}
     assert "S(0), R, R, R -> S(0)" in specs
     assert not any(s.startswith("R, S(1)") for s in specs)
 
 
-def test_a_result_of_eight_bits_is_never_pending() -> None:
+def test_a_float8_result_is_never_pending() -> None:
     whole = torch.empty(15, 48, dtype=E4M3)
     call, _ = call_for("aten._scaled_mm.default", (A, B, *WHOLE), {}, (whole,))
     assert not any("P" in str(s) for s in op_strategy(call, Mesh({"a": 2})).specs)
 
 
-def test_scales_of_blocks_stay_whole_and_say_so() -> None:
+def test_blockwise_scales_are_replicated_with_a_reason() -> None:
     a, b = torch.empty(256, 256, dtype=E4M3), torch.empty(256, 256, dtype=E4M3)
     args = (a, b, [torch.empty(256, 2)], [4], [0], [torch.empty(256, 2)], [4], [0], None, torch.bfloat16)
     call, _ = call_for("aten._scaled_mm_v2.default", args, {}, (torch.empty(256, 256, dtype=torch.bfloat16),))

@@ -1,4 +1,4 @@
-"""The parts of batch norm in training: the batch and space are free, their sums stay pending."""
+"""The parts of batch norm in training: batch and space can be sharded, and leave pending sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_sums_of_shards_are_pending() -> None:
     assert {"S(0) -> P", "S(1) -> S(0)", "S(2) -> P", "P -> P"} <= specs
     specs = check("fxshard.channel_spread.default", X, TOTAL, COUNT)
     assert {"S(0), R -> P", "S(1), S(0) -> S(0)", "S(2), R -> P"} <= specs
-    assert not any("P, " in s for s in specs), "the spread is no linear function"
+    assert not any("P, " in s for s in specs), "the spread is not linear"
     specs = check("fxshard.batch_norm_sums.default", X * 2, X, MEAN, RSTD)
     assert {"S(0), S(0), R, R -> P", "S(1), S(1), S(0), S(0) -> S(1)", "P, R, R, R -> P"} <= specs
 
@@ -50,7 +50,7 @@ def test_a_batch_on_a_mesh() -> None:
 
 
 def test_the_parts_are_torchs_batch_norm() -> None:
-    """Far from zero too, where a difference of squares would lose digits."""
+    """Also for values far from zero, where a difference of squares would lose digits."""
     for x in (X, X * 1e-3 + 1e4, real(8, 6)):
         count = x.numel() // 6
         running = (torch.zeros(6, dtype=x.dtype), torch.ones(6, dtype=x.dtype))

@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy in pieces: every piece right for a part of the classes, uneven and empty parts included."""
+"""The parts of softmax and cross-entropy: each is right on a shard of the classes, also on uneven and empty ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_softmax_backward(kind: str) -> None:
 
 @pytest.mark.parametrize("maximum", [M, None])
 @pytest.mark.parametrize("ignored", [-100, 1])
-def test_what_a_target_scores(maximum: torch.Tensor | None, ignored: int) -> None:
+def test_the_score_of_the_target(maximum: torch.Tensor | None, ignored: int) -> None:
     target = TARGET.clone()
     target[0, 0] = ignored
     specs = check("fxshard.target_score.default", X, maximum, target, 1, ignored, 5)
@@ -51,8 +51,8 @@ def test_classes_of_other_ranks_do_not_leak() -> None:
 
 @pytest.mark.parametrize("first", [None, 3])
 @pytest.mark.parametrize("bad", [-1, 9])
-def test_a_target_that_is_no_class_is_refused(first: int | None, bad: int) -> None:
-    """Of 9 classes in all: a shard that has not the target refuses it too."""
+def test_a_target_out_of_range_is_refused(first: int | None, bad: int) -> None:
+    """There are 9 classes. Every shard refuses the target, even if it has other classes."""
     classes = 9 if first is None else 3
     args = (real(2, classes), None, torch.tensor([bad, 2]), 1, -100, 9)
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
@@ -73,7 +73,7 @@ def test_smoothing_needs_the_sum_of_all_scores(weight: torch.Tensor | None) -> N
 @pytest.mark.parametrize("weight", [positive(5), None])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_of_each_sample(weight: torch.Tensor | None, smoothing: float) -> None:
-    """Not linear in the score: what is pending is reduced to a number a sample, not to one for all."""
+    """The loss is not linear in its inputs: a pending one must be reduced first, one number per sample."""
     specs = check("fxshard.cross_entropy.default", M, TARGET, weight, S, S if smoothing else None, 1, smoothing, 5)
     assert not any("P" in s for s in specs)
     assert any(s.endswith("S(1), S(1)") for s in specs)
@@ -81,7 +81,7 @@ def test_the_loss_of_each_sample(weight: torch.Tensor | None, smoothing: float) 
 
 @pytest.mark.parametrize("weight", [positive(5), None])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_the_gradient_leaves_the_classes_free(weight: torch.Tensor | None, smoothing: float) -> None:
+def test_the_gradient_shards_by_classes(weight: torch.Tensor | None, smoothing: float) -> None:
     slope, weight = (S * 2, weight) if smoothing else (None, None)
     specs = check("fxshard.cross_entropy_backward.default", M, S * 3, slope, X, M, S, TARGET, weight, 1, 1, smoothing, 5)
     before, after = "R, " * (2 + (slope is not None)), ", S(0)" if weight is not None else ""

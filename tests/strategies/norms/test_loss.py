@@ -1,4 +1,4 @@
-"""Losses: means over unevenly sharded batches, weights, ignored targets."""
+"""Losses: means over uneven shards of the batch, weights, ignored targets."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.strategies.shards import check
 
 
 @pytest.mark.parametrize(("dim", "shape"), [(0, (4, 1, 1)), (2, (1, 1, 5))])
-def test_only_the_kept_dim_is_free(dim: int, shape: tuple[int, ...]) -> None:
+def test_only_the_kept_dim_can_be_sharded(dim: int, shape: tuple[int, ...]) -> None:
     v, kept = real(4, 3, 5), f"S({dim})"
     specs = check("aten._weight_norm_interface.default", v, real(*shape), dim)
     assert specs == {"R, R -> R, R", f"{kept}, {kept} -> {kept}, {kept}"}

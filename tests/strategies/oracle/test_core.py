@@ -1,4 +1,4 @@
-"""A slice of the oracle's word on torch's core operators, from torch's own samples: no rule is wrong, nothing valid is missing."""
+"""The oracle on some of torch's core operators, with torch's own samples: no rule is wrong, no valid option is missing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rule(op: str, samples: dict[str, list[Sample]]) -> None:
     verdict = check_op(op, spread_out(samples[op], COUNT), budget=120)
     assert not verdict.fallback
     assert verdict.wrong == ()
-    # Of booleans, sums and comparisons are logical operators, which pass more than the rules of numbers say.
+    # On booleans, sums and comparisons are logical operators, which pass more reductions than rules for numbers offer.
     assert [str(f) for f in verdict.missing if f.sample.tensors[-1].dtype != torch.bool] == []
 
 

@@ -1,4 +1,4 @@
-"""Calls whose plain arguments turn a rule around: signs, starts before the beginning, averages of whole numbers."""
+"""Calls whose plain arguments or dtypes change what is legal: negative factors, slices that start before 0, means of integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that the oracle finds by itself, for operators of a user's library."""
+"""Rules that the oracle finds by itself for operators of a user's library."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ for _name, (_schema, _function) in OPERATORS.items():
         ("scaled_by", (real(5, 6), 2.0, real(5, 6)), '"a b, a b -> a b", linear=[[0]]'),
     ],
 )
-def test_the_line_to_register(name: str, args: tuple[Any, ...], line: str) -> None:
+def test_the_found_rule_is_printed_as_a_registration(name: str, args: tuple[Any, ...], line: str) -> None:
     found = find_rule(f"fxshard_found::{name}", [Sample(f"fxshard_found.{name}.default", args)])
     assert str(found) == f'fxshard.register_rule("fxshard_found::{name}", {line})'
     with temporary_rule(found.op, rule(found.pattern, **found.properties)):
@@ -52,7 +52,7 @@ def test_the_line_to_register(name: str, args: tuple[Any, ...], line: str) -> No
 
 
 def test_a_backward_is_found_within_the_budget() -> None:
-    """Most of its combinations are not tried; those that cut the dims of one size together are."""
+    """Most combinations are not tried; those that shard all dims of one size together are."""
     samples = [
         Sample("fxshard_found.joint.default", (real(a, b, c), real(a, b, d), real(c, d), real(c)))
         for a, b, c, d in ((4, 5, 6, 7), (6, 4, 9, 8))
@@ -61,19 +61,19 @@ def test_a_backward_is_found_within_the_budget() -> None:
     assert found.pattern == "a b c, a b _, c _, c -> a b _, c _, c" and found.untried
 
 
-def test_what_is_offered_already_is_found_too() -> None:
+def test_the_rule_of_a_known_operator_is_found_too() -> None:
     sample = Sample("aten.mm.default", (real(5, 6), real(6, 4)))
     assert str(find_rule("aten.mm.default", [sample])) == 'fxshard.register_rule("aten::mm", "a b, b c -> a c", linear=[[0], [1]])'
 
 
-def test_what_text_cannot_say_is_left_out() -> None:
+def test_options_that_the_notation_cannot_express_are_left_out() -> None:
     found = find_rule("fxshard_found::mixed", [Sample("fxshard_found.mixed.default", (real(6, 5),))])
     assert found.pattern == "_ a -> a, a"
     assert [str(o) for o in found.left_out] == ["S(0) -> P(max), P"]
 
 
 def test_a_rule_must_hold_for_all_samples() -> None:
-    """On a square matrix one sample could do without the other's dims."""
+    """cumsum over dim 0 and over dim 1 together leave no dim that can be sharded."""
     samples = [Sample("aten.cumsum.default", (real(6, 5), dim)) for dim in (0, 1)]
     with pytest.raises(RuleError, match="fails on"):
         find_rule("aten.cumsum.default", [*samples, Sample("aten.cumsum.default", (real(6, 5), 7))])
@@ -81,12 +81,12 @@ def test_a_rule_must_hold_for_all_samples() -> None:
 
 
 def test_samples_of_one_kind() -> None:
-    """Those that tell come before those that are many."""
+    """Conclusive samples are preferred to a larger number of inconclusive ones."""
     few, more = [[Sample("aten.sin.default", (real(*shape),)) for _ in range(n)] for shape, n in (((4, 5), 1), ((), 3))]
     assert largest_kind([*more, *few]) == few and largest_kind(more) == more and largest_kind([]) == []
 
 
-def test_samples_that_will_not_do() -> None:
+def test_unusable_samples_are_refused() -> None:
     op = "fxshard_found.scale.default"
     with pytest.raises(RuleError, match="different numbers of dims"):
         find_rule(op, [Sample(op, (real(4, 6), real(6))), Sample(op, (real(4, 5, 6), real(6)))])

@@ -1,4 +1,4 @@
-"""Tensors cut for simulated ranks, and what their pieces make up."""
+"""Shards and pending parts of a tensor for simulated ranks, and which placements a list of pieces has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCE = {"sum": sum, "avg": lambda p: sum(p) / len(p), "product": math.prod}
 
 
 @given(op=st.sampled_from(["sum", "avg", "product"]), ranks=st.integers(2, 4), seed=st.integers(0, 9))
-def test_parts_make_up_the_whole(op: str, ranks: int, seed: int) -> None:
+def test_parts_reduce_to_the_tensor(op: str, ranks: int, seed: int) -> None:
     x = real(4, 3)
     found = parts(x, op, ranks, seed)
     torch.testing.assert_close(REDUCE[op](found), x)
@@ -41,25 +41,25 @@ def test_an_extreme_may_hide_a_zero(op: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
 @pytest.mark.parametrize("op", ["sum", "product"])
-def test_parts_of_whole_numbers_wrap_around(op: str, dtype: torch.dtype) -> None:
+def test_parts_of_integers_wrap_around(op: str, dtype: torch.dtype) -> None:
     x = whole(9, 20).to(dtype)
     stacked = torch.stack(parts(x, op, 3, 1))
     assert torch.equal(stacked.sum(0, dtype=dtype) if op == "sum" else stacked.prod(0, dtype=dtype), x)
 
 
-def test_zeros_are_made_up_exactly() -> None:
+def test_parts_of_zero_sum_to_zero_exactly() -> None:
     assert torch.equal(sum(parts(torch.zeros(50, dtype=torch.float64), "sum", 4, 0)), torch.zeros(50, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1), Partial("sum"), Partial("max")])
 @pytest.mark.parametrize("ranks", [3, 4])
-def test_pieces_are_recognised(placement: object, ranks: int) -> None:
+def test_the_placement_of_pieces_is_recognised(placement: object, ranks: int) -> None:
     x = real(5, 2)
     own = [Partial(op) for op in ("avg", "max", "min")] if placement == Replicate() else []
     assert valid_placements(cut(x, placement, ranks, 0), x) == (placement, *own)  # type: ignore[arg-type]  # any placement
 
 
-def test_an_absent_piece_must_own_nothing() -> None:
+def test_a_missing_piece_must_be_empty() -> None:
     x = real(3, 2)
     pieces = cut(x, Shard(0), 4, 0)
     assert valid_placements([*pieces[:3], None], x) == (Shard(0),)
@@ -74,7 +74,7 @@ def test_close_is_relative_to_the_greatest_number() -> None:
     assert not close(x.float(), x)
 
 
-def test_parts_that_cancel_round_by_their_own_size() -> None:
+def test_the_tolerance_of_a_sum_is_relative_to_its_parts() -> None:
     pieces, nothing = [torch.tensor([n], dtype=torch.float64) for n in (0.3, -0.1, -0.2)], torch.zeros(1, dtype=torch.float64)
     assert not torch.equal(sum(pieces), nothing)
     assert holds(pieces, nothing, Partial("sum"))

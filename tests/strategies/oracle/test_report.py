@@ -1,4 +1,4 @@
-"""What is printed about a rule: the verdict, and what it was not drawn from."""
+"""The report on a rule: the verdict, and which samples and combinations it does not cover."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _said(op: str, *calls: tuple[Any, ...], budget: int = 60, **kwargs: Any) -> 
     return report(check_op(op, [Sample(op, args, kwargs) for args in calls], budget))
 
 
-def test_a_sample_that_is_too_small_is_said_to_be() -> None:
+def test_the_report_names_samples_that_are_too_small() -> None:
     assert_expected_inline(
         _said("aten.leaky_relu.default", (real(5, 6), 0.5), (real(5),)),
         """\
@@ -50,20 +50,20 @@ judged for wrong combinations only, not for missing ones:
     )
 
 
-def test_what_was_not_tried_is_no_part_of_complete() -> None:
+def test_a_rule_is_complete_only_if_all_combinations_were_tried() -> None:
     sample = (real(3, 5, 7), real(3, 7, 4))
     assert "aten.bmm.default: right and complete" in (said := _said("aten.bmm.default", sample, budget=200)) and "--budget" not in said
     said = _said("aten.bmm.default", sample, budget=20)
     assert "aten.bmm.default: right; 60 combinations were not tried (--budget)" in said and "combinations beyond --budget" in said
 
 
-def test_nothing_offered_is_said() -> None:
+def test_the_report_says_if_only_replicated_is_offered() -> None:
     with temporary_rule("aten.sin.default", rule("_ -> _")):
         assert "nothing but replicated is offered for these samples" in _said("aten.sin.default", (real(5),))
 
 
-def test_what_a_found_rule_never_says_is_named() -> None:
-    """A maximum passes through what rises; a rule in text has no word for it."""
+def test_missing_options_that_the_notation_cannot_express_are_named() -> None:
+    """A pending maximum passes an increasing function, which the text notation cannot express."""
     sample = Sample("aten.relu.default", (real(5, 6),))
     with temporary_rule("aten.relu.default", rule("a b -> a b")):
         said = report(check_op("aten.relu.default", [sample]))
@@ -72,7 +72,7 @@ def test_what_a_found_rule_never_says_is_named() -> None:
         assert "of the missing combinations" not in report(check_op("aten.relu.default", [sample]))
 
 
-def test_kernels_that_are_not_searched_are_said_to_be() -> None:
+def test_the_report_says_if_a_kernel_was_not_searched() -> None:
     said = _said("aten.avg_pool2d_backward.default", (real(2, 3, 4, 4), real(2, 3, 8, 8), [2, 2], [2, 2], [0, 0], False, True, None))
     assert "right; missing combinations were not searched for" in said and "nothing but replicated" not in said
     assert re.search(r"offered and run +[1-9]", said)
@@ -88,8 +88,8 @@ def test_positions_that_are_not_compared_are_counted() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_written_into_lies_as_the_result(capfd: pytest.CaptureFixture[str]) -> None:
-    """It has no placement of its own to try, and fits what a rank's shards give: torch warns where it does not."""
+def test_an_out_tensor_has_the_layout_of_the_result(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its placement is not tried separately, and its shard has the shape of the result: otherwise torch would warn."""
     verdict = check_op("aten.mm.out", [Sample("aten.mm.out", (real(5, 6), real(6, 4)), {"out": torch.zeros(5, 4, dtype=torch.float64)})])
     assert (verdict.wrong, verdict.missing) == ((), ())
     assert {str(o) for o in verdict.judged[0].valid} >= {"S(0), R, S(0) -> S(0)", "S(1), S(0), P -> P", "P, R, P -> P"}
@@ -97,8 +97,8 @@ def test_what_is_written_into_lies_as_the_result(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err == ""
 
 
-def test_a_found_rule_tells_what_it_was_not_drawn_from() -> None:
-    """A search that was cut, arguments that hold more or fewer tensors in other calls, nothing at all."""
+def test_the_report_on_a_found_rule_states_its_limits() -> None:
+    """A search cut by the budget, a list argument whose length may vary, no rule worth registering."""
     mm, cat = Sample("aten.mm.default", (real(5, 6), real(6, 4))), Sample("aten.cat.default", ([real(5, 3), real(5, 4)], 1))
     assert "the search was cut: 43 combinations" in report_rule(find_rule("aten.mm.default", [mm], 20))
     whole = report_rule(find_rule("aten.mm.default", [mm]))
@@ -108,7 +108,7 @@ def test_a_found_rule_tells_what_it_was_not_drawn_from() -> None:
     assert "none that is worth registering" in report_rule(nothing) and "register_rule" not in report_rule(nothing)
 
 
-def test_the_rules_of_the_page_pass_on_all_that_text_can_say() -> None:
+def test_rules_in_the_documentation_miss_only_what_the_notation_cannot_express() -> None:
     library = torch.library.Library("fxshard_page", "FRAGMENT")
     for schema, function in GATE.items():
         library.define(schema)

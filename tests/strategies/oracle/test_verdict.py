@@ -1,4 +1,4 @@
-"""The oracle finds what is wrong with a rule and what is missing, and is not taken in by accidents."""
+"""The oracle finds wrong and missing options of a rule, and is not misled by coincidences of a sample."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_wrong_factor_is_found(pattern: str, bad: str | None) -> None:
     assert (bad in _options(verdict.wrong)) if bad else not verdict.wrong
 
 
-def test_what_a_rule_leaves_out_is_missing() -> None:
+def test_an_option_that_a_rule_omits_is_missing() -> None:
     with temporary_rule("aten.mm.default", rule("m _, _ n -> m n")):
         assert "S(1), S(0) -> P" in _options(check_op("aten.mm.default", [MM]).missing)
     with temporary_rule("aten.mm.default", replicate_all):
@@ -54,7 +54,7 @@ def test_a_wrong_reduction_is_found() -> None:
         assert "S(1) -> P" in _options(check_op("aten.amax.default", [sample]).wrong)
 
 
-def test_a_pending_sum_does_not_pass_what_is_not_linear() -> None:
+def test_a_pending_sum_does_not_pass_a_nonlinear_operator() -> None:
     with temporary_rule("aten.exp.default", pointwise_rule((0,))):
         assert "P -> P" in _options(check_op("aten.exp.default", [Sample("aten.exp.default", (real(5, 6),))]).wrong)
     with temporary_rule("aten.add.Tensor", einop_rule("a b, a b -> a b")):
@@ -71,7 +71,7 @@ def test_a_pending_sum_does_not_pass_what_is_not_linear() -> None:
         ("sort.default", (torch.ones(6, 6, dtype=torch.bool),)),
     ],
 )
-def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
+def test_inconclusive_samples_give_no_findings(op: str, args: Any) -> None:
     with temporary_rule(f"aten.{op}", replicate_all):
         judged = judge(Sample(f"aten.{op}", args))
     assert (judged.valid, judged.missing) == ((), ())
@@ -80,26 +80,30 @@ def test_samples_that_tell_nothing_give_nothing(op: str, args: Any) -> None:
 @pytest.mark.parametrize(
     ("op", "args", "accident"),
     [
-        ("clamp.default", (real(5, 6).clamp(-0.5, 0.5), -1.0, 1.0), "P -> P"),  # no number of this sample is clamped
-        ("relu.default", (positive(5, 6),), "P -> P"),  # nor negative
+        ("clamp.default", (real(5, 6).clamp(-0.5, 0.5), -1.0, 1.0), "P -> P"),  # this sample has no number to clamp
+        ("relu.default", (positive(5, 6),), "P -> P"),  # and this one no negative number
         ("cumsum.default", (real(5, 6), 1), "S(1) -> S(1)"),
         ("where.self", (yes_no(5, 6), real(5, 6), real(5, 6)), "R, P, R -> P"),
         ("index_select.default", (real(6, 5), 0, whole(6, 7)), "S(0), R -> P"),
-        ("any.dim", (1 + whole(3, 5, 6), 1), "P(max) -> P(min)"),  # no row of this sample is false
+        ("any.dim", (1 + whole(3, 5, 6), 1), "P(max) -> P(min)"),  # this one has no row without true elements
         ("any.dim", (1 + whole(3, 5, 6), 1), "P(min) -> P(min)"),
-        ("logical_or.default", (real(5, 6), real(5, 6)), "P(max), R -> P(min)"),  # nor is any number of this one zero
+        ("logical_or.default", (real(5, 6), real(5, 6)), "P(max), R -> P(min)"),  # this one has no zero
         ("logical_not.default", (real(5, 6),), "P(max) -> P(max)"),
-        ("le.Tensor", (positive(5, 6), 1e-4 * positive(6, 5).mT), "R, P -> P(max)"),  # nor is one less than the other's parts
+        (
+            "le.Tensor",
+            (positive(5, 6), 1e-4 * positive(6, 5).mT),
+            "R, P -> P(max)",
+        ),  # and this one none below the other's parts
     ],
 )
-def test_accidents_do_not_pass(op: str, args: Any, accident: str) -> None:
+def test_coincidences_are_not_findings(op: str, args: Any, accident: str) -> None:
     with temporary_rule(f"aten.{op}", replicate_all):
         found = judge(Sample(f"aten.{op}", args)).missing
     assert found
     assert accident not in _options(found)
 
 
-def test_real_numbers_that_are_all_alike_are_tried_with_others() -> None:
+def test_constant_tensors_are_tried_with_other_numbers() -> None:
     x, zeros = real(5, 6), torch.zeros(5, 6, dtype=torch.float64)
     with temporary_rule("aten.mul.Tensor", replicate_all):
         found = _options(judge(Sample("aten.mul.Tensor", (x, zeros))).missing)
@@ -113,18 +117,18 @@ def test_random_and_undefined_operators_are_not_judged() -> None:
     assert "fails" in judge(Sample("aten.mm.default", (real(5, 6), real(5, 6)))).skipped
 
 
-def test_few_random_numbers_may_be_alike_by_chance() -> None:
+def test_a_random_operator_is_recognised_even_if_its_numbers_repeat() -> None:
     certain = torch.full((), 0.999999, dtype=torch.float64)
     assert "random" in judge(Sample("aten.bernoulli.default", (certain,))).skipped
 
 
-def test_beyond_the_budget_the_rule_leads() -> None:
+def test_a_small_budget_goes_to_the_options_of_the_rule_first() -> None:
     judged = judge(MM, budget=20)
     assert (judged.searched, judged.possible) == (20, 63)
     assert len(judged.valid) == 7
 
 
-def test_a_replicated_tensor_is_its_own_extreme() -> None:
+def test_a_replicated_operand_with_a_pending_maximum_is_not_missing() -> None:
     sample = Sample("aten.maximum.default", (real(5, 6), real(5, 6)))
     judged = judge(sample)
     assert not judged.missing

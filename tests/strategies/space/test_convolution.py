@@ -1,4 +1,4 @@
-"""Convolutions by batch, groups, output and input channels."""
+"""Convolutions sharded by batch, groups, channels, and by space if windows do not overlap."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_a_transposed_convolution() -> None:
 
 SPACE: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], str]] = {
     "patches": ((2, 3, 8, 6), (4, 3, 2, 3), ([2, 3], [0, 0], [1, 1], False, [0, 0], 1), "S(2), R, R -> S(2)"),
-    "one by one": ((2, 3, 5, 6), (4, 3, 1, 1), ([1, 1], [0, 0], [2, 2], False, [0, 0], 1), "S(3), R, R -> S(3)"),
-    "one by one, grouped": ((2, 4, 5), (4, 2, 1), ([1], [0], [1], False, [0], 2), "S(2), R, R -> S(2)"),
+    "1x1 kernel": ((2, 3, 5, 6), (4, 3, 1, 1), ([1, 1], [0, 0], [2, 2], False, [0, 0], 1), "S(3), R, R -> S(3)"),
+    "1x1 kernel, grouped": ((2, 4, 5), (4, 2, 1), ([1], [0], [1], False, [0], 2), "S(2), R, R -> S(2)"),
     "one window": ((2, 3, 4, 6), (4, 3, 4, 6), ([4, 6], [0, 0], [1, 1], False, [0, 0], 1), "S(2), S(2), P -> P"),
-    "upwards": ((2, 3, 4, 5), (3, 4, 2, 3), ([2, 3], [0, 0], [1, 1], True, [0, 0], 1), "S(2), R, R -> S(2)"),
-    "upwards from one": ((2, 3, 1), (3, 4, 5), ([5], [0], [1], True, [0], 1), "R, S(2), R -> S(2)"),
+    "transposed": ((2, 3, 4, 5), (3, 4, 2, 3), ([2, 3], [0, 0], [1, 1], True, [0, 0], 1), "S(2), R, R -> S(2)"),
+    "transposed from one element": ((2, 3, 1), (3, 4, 5), ([5], [0], [1], True, [0], 1), "R, S(2), R -> S(2)"),
 }
 
 
 @pytest.mark.parametrize(("shape", "weight", "rest", "spec"), SPACE.values(), ids=SPACE)
-def test_windows_side_by_side_leave_space_free(shape: Any, weight: Any, rest: Any, spec: str) -> None:
+def test_space_can_be_sharded_if_windows_do_not_overlap(shape: Any, weight: Any, rest: Any, spec: str) -> None:
     x, w = real(*shape), real(*weight)
     assert spec in check("aten.convolution.default", x, w, real(4), *rest)
     out = torch.ops.aten.convolution(x, w, None, *rest)
@@ -78,7 +78,7 @@ OVERLAPPING = {
 
 
 @pytest.mark.parametrize("rest", OVERLAPPING.values(), ids=OVERLAPPING)
-def test_windows_that_do_not_tile_keep_space_whole_and_say_so(rest: Any) -> None:
+def test_space_is_not_sharded_if_windows_do_not_tile_with_a_reason(rest: Any) -> None:
     args = (real(2, 4, 9), real(4, 4, 3), None, *rest)
     assert not any("S(2)" in s for s in check("aten.convolution.default", *args))
     call, _ = call_for("aten.convolution.default", args, {}, [aten.convolution(*args)])
@@ -95,7 +95,7 @@ def test_backward(groups: int, transposed: bool, mask: list[bool]) -> None:
     assert any(s.startswith("S(0), S(0), R") for s in specs)
 
 
-def test_gradient_of_the_bias_is_whole_where_input_channels_are_sharded() -> None:
+def test_the_gradient_of_the_bias_is_replicated_with_sharded_input_channels() -> None:
     x, weight, bias, *rest = _args()
     out = aten.convolution(x, weight, bias, *rest)
     specs = check("aten.convolution_backward.default", out, x, weight, [6], *rest, [True] * 3)
@@ -104,7 +104,7 @@ def test_gradient_of_the_bias_is_whole_where_input_channels_are_sharded() -> Non
     assert "S(0), S(0), R -> S(0), P, R" in masked
 
 
-def test_a_rank_without_input_channels_would_lose_the_gradient_of_the_bias() -> None:
+def test_empty_shards_of_input_channels_would_lose_the_gradient_of_the_bias() -> None:
     x, weight = real(2, 3, 4), real(5, 3, 2)
     rest = ([1], [0], [1], False, [0], 1)
     out = aten.convolution(x, weight, None, *rest)

@@ -1,4 +1,4 @@
-"""Pooling, resampling and padding of images, by batch and channel."""
+"""Pooling, resampling and padding of images, sharded by batch and channel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FREE = {"S(0) -> S(0)", "S(1) -> S(1)"}
         ("replication_pad2d.default", ([1, 1, 1, 1],)),
     ],
 )
-def test_linear_on_planes(op: str, args: tuple[Any, ...]) -> None:
+def test_linear_operators_on_images(op: str, args: tuple[Any, ...]) -> None:
     specs = check(f"aten.{op}", real(3, 5, 4, 6), *args)
     assert specs >= FREE
     assert "P -> P" in specs
@@ -65,13 +65,13 @@ def test_average_pool_backward() -> None:
     assert "S(0), S(0), S(0) -> S(0)" in check("aten.adaptive_max_pool2d_backward.default", out, x, indices)
 
 
-def test_pixel_shuffle_cuts_between_pixels() -> None:
+def test_pixel_shuffle_shards_between_pixels() -> None:
     specs = check("aten.pixel_shuffle.default", real(3, 8, 4, 4), 2)
     assert {"S(0) -> S(0)", "S(1) -> S(1)", "S(2) -> S(2)", "S(3) -> S(3)"} <= specs
     assert {"S(1) -> S(1)", "S(2) -> S(2)"} <= check("aten.pixel_unshuffle.default", real(2, 8, 8), 2)
 
 
-def test_columns() -> None:
+def test_im2col_and_col2im() -> None:
     assert "S(1) -> S(1)" in check("aten.im2col.default", real(3, 4, 5, 4), [2, 2], [1, 1], [0, 0], [1, 1])
     args = ([5, 4], [2, 2], [1, 1], [0, 0], [1, 1])
     assert "S(0) -> S(0)" in check("aten.col2im.default", real(3, 16, 12), *args)
@@ -91,7 +91,7 @@ def test_unbatched_images() -> None:
     assert {s for s in specs if "S" in s} == {"S(0) -> S(0)", "S(2) -> S(2)"}
 
 
-def test_columns_of_windows_side_by_side() -> None:
+def test_im2col_of_windows_that_do_not_overlap() -> None:
     assert "S(2) -> S(2)" in check("aten.im2col.default", real(3, 2, 8, 6), [2, 3], [1, 1], [0, 1], [2, 2])
     assert "S(2) -> S(2)" in check("aten.col2im.default", real(3, 12, 16), [8, 8], [2, 3], [1, 1], [0, 1], [2, 2])
     assert "S(2) -> S(2)" not in check("aten.im2col.default", real(3, 2, 8, 6), [2, 2], [1, 1], [0, 0], [1, 2])

@@ -1,4 +1,4 @@
-"""Pooling and nearest-neighbour resampling: space is free where windows lie side by side, a window that spans it is a sum."""
+"""Pooling and nearest-neighbour resampling. Windows that do not overlap: space can be sharded. One window for all: a pending sum."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ aten = torch.ops.aten
 X = real(2, 3, 8, 6)
 HEIGHT, WIDTH = "S(2) -> S(2)", "S(3) -> S(3)"
 POOLS: dict[str, tuple[str, tuple[Any, ...], set[str]]] = {
-    "side by side": ("avg_pool2d", (2,), {HEIGHT, WIDTH}),
-    "side by side, stride": ("avg_pool2d", ([2, 3], [2, 3], 0, True, False), {HEIGHT, WIDTH}),
+    "no overlap": ("avg_pool2d", (2,), {HEIGHT, WIDTH}),
+    "no overlap, stride": ("avg_pool2d", ([2, 3], [2, 3], 0, True, False), {HEIGHT, WIDTH}),
     "divisor": ("avg_pool2d", ([2, 6], [2, 6], 0, False, True, 5), {HEIGHT, "S(3) -> P"}),
     "overlapping height": ("avg_pool2d", ([2, 2], [1, 2]), {WIDTH}),
     "left over": ("avg_pool2d", ([3, 3],), {WIDTH}),
@@ -25,7 +25,7 @@ POOLS: dict[str, tuple[str, tuple[Any, ...], set[str]]] = {
     "adaptive": ("_adaptive_avg_pool2d", ([4, 4],), {HEIGHT}),
     "adaptive, to one": ("_adaptive_avg_pool2d", ([1, 3],), {"S(2) -> P", WIDTH}),
     "nearest": ("upsample_nearest2d", ([16, 18],), {HEIGHT, WIDTH}),
-    "nearest, by no whole factor": ("upsample_nearest2d", ([16, 15],), {HEIGHT}),
+    "nearest, not an integer factor": ("upsample_nearest2d", ([16, 15],), {HEIGHT}),
     "nearest, scales": ("upsample_nearest2d", ([16, 18], 2.0, 3.0), {HEIGHT, WIDTH}),
     "nearest, another scale": ("upsample_nearest2d", ([16, 18], 2.1, 3.0), {WIDTH}),
     "nearest, vec": ("upsample_nearest2d.vec", (None, [2.0, 3.0]), {HEIGHT, WIDTH}),
@@ -37,7 +37,7 @@ POOLS: dict[str, tuple[str, tuple[Any, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize(("op", "args", "space"), POOLS.values(), ids=POOLS)
-def test_space(op: str, args: tuple[Any, ...], space: set[str]) -> None:
+def test_which_space_dims_can_be_sharded(op: str, args: tuple[Any, ...], space: set[str]) -> None:
     specs = check(f"aten.{op}" if "." in op else f"aten.{op}.default", X, *args)
     assert {s for s in specs if "S(2)" in s or "S(3)" in s} == space
 
@@ -60,11 +60,11 @@ def test_gradients_of_adaptive_means() -> None:
     assert {"S(2), S(2) -> S(2)", "R, S(3) -> S(3)", "P, R -> P"} <= specs
 
 
-def test_maxima_and_their_places_in_the_whole_plane() -> None:
+def test_max_pooling_with_indices_into_the_whole_image() -> None:
     specs = check("aten.max_pool2d_with_indices.default", X, [2, 3])
     assert {"S(2) -> S(2), S(2)", "S(3) -> S(3), S(3)"} <= specs
     assert "S(2) -> S(2), S(2)" not in check("aten.max_pool2d_with_indices.default", X, [2, 3], [1, 3])
-    assert not any(s.startswith("S(2)") for s in check("aten.max_pool2d_with_indices.default", X, [8, 3])), "a maximum has one place"
+    assert not any(s.startswith("S(2)") for s in check("aten.max_pool2d_with_indices.default", X, [8, 3])), "one index cannot be pending"
     out, places = aten.max_pool2d_with_indices(X, [2, 3])
     args = ([2, 3], [2, 3], [0, 0], [1, 1], False, places)
     specs = check("aten.max_pool2d_with_indices_backward.default", out * 2, X, *args)
@@ -82,7 +82,7 @@ def test_adaptive_maxima() -> None:
     assert {"S(2), S(2), S(2) -> S(2)", "S(3), S(3), S(3) -> S(3)"} <= specs
 
 
-def test_means_of_whole_numbers_are_rounded() -> None:
+def test_means_of_integers_are_rounded_and_pass_no_sum() -> None:
     specs = check("aten.avg_pool2d.default", whole(9, 2, 3, 8, 6), [8, 3])
     assert {s for s in specs if "P" in s or "S(2)" in s} == set()
     assert WIDTH in specs
@@ -95,7 +95,7 @@ def test_one_dim_of_space() -> None:
     assert "S(2) -> S(2), S(2)" in check("aten.adaptive_max_pool1d.default", line, [4])
 
 
-def test_a_plane_cut_along_both_dims() -> None:
+def test_an_image_sharded_along_both_dims() -> None:
     specs = {str(s) for s in check_mesh("aten.max_pool2d_with_indices.default", (real(1, 8, 8), [2, 2]), mesh=(2, 2))}
     assert {"S(1)S(2) -> S(1)S(2), S(1)S(2)", "S(2)S(2) -> S(2)S(2), S(2)S(2)"} <= specs
     assert "S(1)S(2) -> S(1)P" in {str(s) for s in check_mesh("aten.avg_pool2d.default", (real(2, 8, 6), [2, 6]), mesh=(2, 2))}

@@ -1,4 +1,4 @@
-"""A sharded arange counts as the whole one does, with a fractional start and step too."""
+"""A sharded arange with a fractional start and step has the values of the whole one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The common factor of two dims that a view merges or splits, for numbers and for sizes with symbols."""
+"""The common factor of two dims that a view merges or splits, for numbers and symbolic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole dims reordered, added, dropped and repeated."""
+"""Dims that are reordered, added, dropped or repeated."""
 
 import pytest
 
@@ -18,14 +18,14 @@ def test_unsqueeze() -> None:
     assert "S(1) -> S(1)" in check("aten.unsqueeze.default", real(3, 5), -1)
 
 
-def test_squeeze_drops_what_the_whole_drops() -> None:
-    """On 4 ranks a shard of 4 rows has a single row: it stays a dim."""
+def test_squeeze_drops_the_dims_that_it_drops_unsharded() -> None:
+    """On 4 ranks a shard of 4 rows has size 1 in that dim, which must stay."""
     assert {"S(0) -> S(0)", "S(2) -> S(1)"} <= check("aten.squeeze.default", real(4, 1, 3))
     assert "S(0) -> S(0)" in check("aten.squeeze.dim", real(4, 1, 3), 0)
     assert "S(2) -> S(0)" in check("aten.squeeze.dims", real(1, 1, 4), [0, 1, 2])
 
 
-def test_expand_makes_dims_that_are_free() -> None:
+def test_expanded_dims_can_be_sharded() -> None:
     specs = check("aten.expand.default", real(1, 4), [3, -1, 4])
     assert specs >= {"R -> S(0)", "S(1) -> S(2)"}
     assert "R -> S(1)" in check("aten.expand.default", real(2, 1, 4), [2, 5, 4])
@@ -51,19 +51,19 @@ def test_repeat_interleave_keeps_neighbours_together() -> None:
     ("op", "args", "free"),
     [("flip", ([0],), 1), ("roll", ([1], [0]), 1)],
 )
-def test_what_moves_stays_whole(op: str, args: tuple[object, ...], free: int | None) -> None:
+def test_dims_whose_elements_move_are_not_sharded(op: str, args: tuple[object, ...], free: int | None) -> None:
     specs = {s for s in check(f"aten.{op}.default", real(4, 5), *args) if "S" in s}
     assert specs == (set() if free is None else {f"S({free}) -> S({free})"})
 
 
-def test_roll_over_the_flattened_tensor_is_whole() -> None:
+def test_roll_of_the_flattened_tensor_is_not_sharded() -> None:
     assert not any("S" in s for s in check("aten.roll.default", real(4, 5), [3]))
 
 
 @pytest.mark.parametrize("diagonal", [-2, 0, 1])
 @pytest.mark.parametrize("op", ["tril", "triu"])
 def test_triangles(op: str, diagonal: int) -> None:
-    """The diagonal is that of the whole: rows and columns are free."""
+    """Rows and columns can be sharded; the diagonal is that of the whole matrix."""
     specs = check(f"aten.{op}.default", real(4, 5), diagonal)
     assert {"S(0) -> S(0)", "S(1) -> S(1)", "P -> P"} <= specs
     check_mesh(f"aten.{op}.default", (real(3, 5, 4), diagonal))

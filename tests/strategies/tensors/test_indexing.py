@@ -1,4 +1,4 @@
-"""Places given by tensors: reading, writing, adding."""
+"""Index tensors: reading, writing, adding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_index_with_several_tensors() -> None:
     assert "S(0), R, R -> S(0)" in check("aten.index.Tensor", real(3, 4, 6), [None, whole(4, 5, 1), whole(6, 2)])
 
 
-def test_boolean_index_is_whole() -> None:
+def test_a_boolean_index_is_replicated() -> None:
     assert check("aten.index.Tensor", real(5, 3), [yes_no(5)]) == {"R, R -> R"}
 
 

@@ -1,4 +1,4 @@
-"""cat, stack, split, unbind, and parts at literal places."""
+"""cat, stack, split, unbind, and slices at constant positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_cat_skips_an_operand_of_shape_0() -> None:
 
 
 def test_cat_with_operands_without_elements() -> None:
-    """A cache that is empty at first; a result of whose elements none comes from elsewhere."""
+    """An empty cache, for example: the result has only elements of the other operand, and shards as that one."""
     assert "R, S(1) -> S(1)" in check("aten.cat.default", [real(5, 0), real(5, 6)], 1)
     assert "S(0), R, R -> S(0)" in check("aten.cat.default", [real(6, 3), real(0, 3), real(0, 3)])
     assert "S(1), S(1) -> S(1)" not in check("aten.cat.default", [real(5, 4), real(5, 4)], 1)
@@ -40,7 +40,7 @@ def test_split() -> None:
     assert "P -> P, P" in check("aten.chunk.default", real(5, 4), 2, -1)
 
 
-def test_one_piece_that_is_all() -> None:
+def test_one_piece_that_is_the_whole_tensor() -> None:
     assert "S(0) -> S(0), R" in check("aten.split_with_sizes.default", real(6, 3), [6, 0])
     assert "S(0) -> S(0)" in check("aten.split.Tensor", real(6, 3), 7)
     assert "S(0) -> S(0)" in check("aten.chunk.default", real(6, 3), 1)
@@ -61,11 +61,11 @@ def test_one_piece_that_is_all() -> None:
         ("unfold.default", (1, 2, 3), {"S(0) -> S(0)"}),
     ],
 )
-def test_one_of_every_k(op: str, args: tuple[Any, ...], free: set[str]) -> None:
+def test_slices_with_a_step_that_divides(op: str, args: tuple[Any, ...], free: set[str]) -> None:
     assert {s for s in check(f"aten.{op}", real(5, 8), *args) if "S" in s} == free
 
 
-def test_scatter_at_one_of_every_k() -> None:
+def test_scatter_with_a_step_that_divides() -> None:
     assert "S(1), S(1) -> S(1)" in check("aten.slice_scatter.default", real(5, 8), real(5, 4), 1, 1, 8, 2)
     assert "S(0) -> S(0)" in check("aten.unfold_backward.default", real(4, 3, 2), [8, 3], 0, 2, 2)
 
@@ -88,7 +88,7 @@ def test_scatter_at_one_of_every_k() -> None:
         ("unfold.default", (0, 2, 1), {"S(1) -> S(1)"}),
     ],
 )
-def test_parts(op: str, args: tuple[Any, ...], free: set[str]) -> None:
+def test_slices_and_padding(op: str, args: tuple[Any, ...], free: set[str]) -> None:
     assert {s for s in check(f"aten.{op}", real(5, 3), *args) if "S" in s} == free
 
 

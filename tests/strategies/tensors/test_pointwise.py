@@ -32,7 +32,7 @@ def test_add_broadcasts(shapes: tuple[tuple[int, ...], ...]) -> None:
     assert "P, R -> P" not in specs
 
 
-def test_mul_is_bilinear_and_div_is_linear_above() -> None:
+def test_mul_is_bilinear_and_div_is_linear_in_the_numerator() -> None:
     assert {"P, R -> P", "R, P -> P"} <= check("aten.mul.Tensor", real(4, 5), real(5))
     specs = check("aten.div.Tensor", real(4, 5), positive(5))
     assert "P, R -> P" in specs
@@ -52,12 +52,12 @@ def test_mul_is_bilinear_and_div_is_linear_above() -> None:
         ("eq.Scalar", set()),
     ],
 )
-def test_what_passes_beside_a_scalar(op: str, passed: set[str]) -> None:
+def test_reductions_that_pass_with_a_scalar_operand(op: str, passed: set[str]) -> None:
     assert check(f"aten.{op}", real(5, 3), 2) == {"R -> R", "S(0) -> S(0)", "S(1) -> S(1)"} | passed
 
 
 def test_a_maximum_passes_elu_and_leaky_relu_with_positive_slopes_only() -> None:
-    """Each number counts: a negative slope turns the order around."""
+    """Each scalar matters: a negative slope reverses the order."""
     for op in ("elu", "leaky_relu"):
         assert "P(max) -> P(max)" in check(f"aten.{op}.default", real(5), 0.5)
         assert "P(max) -> P(max)" not in check(f"aten.{op}.default", real(5), -0.5)
@@ -73,16 +73,16 @@ def test_the_sign_of_a_factor_gives_the_order() -> None:
     assert "P(max) -> P(max)" in check("aten.mul.Scalar", real(5), 2.0)
     assert "P(max) -> P(min)" in check("aten.div.Scalar", real(5), -2.0)
     assert not any("max" in s for s in check("aten.mul.Scalar", real(5), 0.0))
-    assert check("aten.div.Scalar", real(5), 0.0) == {"R -> R", "S(0) -> S(0)"}  # parts of both signs: inf - inf
+    assert check("aten.div.Scalar", real(5), 0.0) == {"R -> R", "S(0) -> S(0)"}  # parts of both signs would give inf - inf
 
 
-def test_whole_numbers_that_wrap_around_have_no_order() -> None:
+def test_integers_that_wrap_around_pass_no_maximum() -> None:
     assert not any("max" in s for op in ("add", "sub") for s in check(f"aten.{op}.Tensor", whole(9, 5), whole(7, 5)))
     assert "P(max) -> P(max)" in check("aten.relu.default", whole(9, 5))
 
 
 @pytest.mark.parametrize("op", ["relu", "tanh", "exp", "sigmoid", "floor", "softplus"])
-def test_rising_operators_pass_extremes(op: str) -> None:
+def test_increasing_operators_pass_extremes(op: str) -> None:
     assert {"P(max) -> P(max)", "P(min) -> P(min)"} <= check(f"aten.{op}.default", real(5, 3))
 
 
@@ -152,7 +152,7 @@ def test_prelu_backward_has_two_outputs() -> None:
     assert "P, R, R -> P, P" in check("aten._prelu_kernel_backward.default", real(4, 3), real(4, 3), positive(1, 3))
 
 
-def test_whole_numbers_have_no_average_and_booleans_no_sum() -> None:
+def test_integers_have_no_average_and_booleans_no_sum() -> None:
     specs = check("aten.mul.Tensor", whole(9, 5), whole(9, 5))
     assert "P, R -> P" in specs
     assert "P(avg), R -> P(avg)" not in specs

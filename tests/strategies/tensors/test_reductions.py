@@ -1,4 +1,4 @@
-"""Reductions finish later what a rank began, or need the whole dim."""
+"""Reductions over a sharded dim leave a pending reduction, or need the whole dim."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_prod() -> None:
     assert "S(0) -> P(product)" in check("aten.prod.default", real(5, 3))
 
 
-def test_a_mean_is_whole_in_its_dims() -> None:
+def test_a_mean_does_not_shard_its_dims() -> None:
     specs = check("aten.mean.dim", real(5, 3), [0], True)
     assert "S(1) -> S(1)" in specs
     assert not any(s.startswith("S(0)") for s in specs)
@@ -57,13 +57,13 @@ def test_a_mean_is_whole_in_its_dims() -> None:
     ("op", "args"),
     [("max.dim", (0,)), ("min.dim", (0, True)), ("argmax.default", (0,)), ("argmin.default", (0, True)), ("logsumexp.default", ([0],))],
 )
-def test_dims_that_stay_whole(op: str, args: tuple[object, ...]) -> None:
+def test_reductions_that_do_not_shard_their_dim(op: str, args: tuple[object, ...]) -> None:
     specs = {s for s in check(f"aten.{op}", real(5, 3), *args) if "S" in s}
     assert len(specs) == 1
     assert next(iter(specs)).startswith("S(1)")
 
 
-def test_argmax_of_everything_is_whole() -> None:
+def test_argmax_of_everything_is_replicated() -> None:
     assert check("aten.argmax.default", real(5, 3)) == {"R -> R"}
 
 
@@ -75,7 +75,7 @@ def test_variances(op: str, keepdim: bool) -> None:
 
 
 @pytest.mark.parametrize("op", ["cumsum", "cumprod", "logcumsumexp", "cummax", "sort", "argsort"])
-def test_along_a_dim(op: str) -> None:
+def test_scans_and_sorts_do_not_shard_their_dim(op: str) -> None:
     specs = check(f"aten.{op}.default", positive(5, 3), 0)
     assert any(s.startswith("S(1)") for s in specs)
     assert not any(s.startswith("S(0)") for s in specs)
@@ -103,7 +103,3 @@ def test_no_tensor_has_two_kinds_of_pending_reductions() -> None:
 def test_histogram() -> None:
     assert "S(0) -> P" in check("aten.histc.default", real(7), 4, -1, 1)
     assert check("aten.histc.default", real(7), 4) == {"R -> R"}
-
-
-def test_booleans_are_counted_as_whole_numbers() -> None:
-    assert torch.ops.aten.sum.default(yes_no(5)).dtype == torch.int64

@@ -1,4 +1,4 @@
-"""Operators whose kernels in C++ read sizes as numbers leave a dim dynamic: their forms in Python take symbols."""
+"""Operators whose C++ kernels read sizes as numbers keep a dim dynamic, because their Python kernels accept symbols."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_one_plan_at_other_sizes(name: str) -> None:
         torch.testing.assert_close(found, model(other).detach(), rtol=1e-9, atol=1e-12)
 
 
-def test_what_holds_a_size_names_the_line_that_fixes_it() -> None:
+def test_the_error_names_the_line_that_fixes_a_dim() -> None:
     model = Applied(lambda x: x * torch.linspace(0, 1, x.shape[0], dtype=x.dtype)[:, None] if x.shape[0] > 1 else x)
     with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(rows, 6\) .*test_dims_stay_dynamic.py"):
         fxshard.plan(model, (torch.randn(6, 8, dtype=torch.float64),), MESH, dynamic_shapes={"x": {0: "rows"}}, train=False)

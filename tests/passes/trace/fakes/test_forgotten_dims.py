@@ -1,4 +1,4 @@
-"""A dim that is dynamic in one input and forgotten in another that the model ties to it: one error on all meshes, and what to name."""
+"""A dim dynamic in one input, but forgotten in another of equal size: the same error on all meshes, which says what to name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESHES = ({"a": 1}, {"dp": 2}, {"dp": 3}, {"dp": 2, "tp": 2})
 
 
 class Tagger(nn.Module):
-    """The loss over all tokens: batch and length of the targets are tied to those of the tokens by their product."""
+    """The loss over all tokens: tokens and targets must have the same product of batch and length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_the_batch_alone() -> None:
     assert "dynamic_shapes={'args[1]': {0: 'batch'}}" in str(caught.value)
 
 
-def test_what_the_error_says_helps() -> None:
+def test_the_advice_in_the_error_works() -> None:
     model = Tagger().double()
     made = plan(model, tokens(4, 6), {"dp": 2}, **{"tokens": BOTH, "args[1]": BOTH})
     for batch, seq in ((4, 6), (2, 12), (8, 5)):
@@ -65,13 +65,13 @@ def test_what_the_error_says_helps() -> None:
         torch.testing.assert_close(fxshard.simulate(model, args, made).outputs, model(*args), rtol=1e-9, atol=1e-9)
 
 
-def test_a_size_that_the_model_itself_fixes_is_put_down_to_no_input() -> None:
+def test_a_size_that_the_model_fixes_is_not_blamed_on_an_input() -> None:
     with pytest.raises(StaticDimError, match=r"rows .* cannot change, the model fixes it to 6") as caught:
         plan(Fits(), (torch.ones(6, 4), torch.ones(5, 3)), {"dp": 2}, x={0: "rows"})
     assert "args[1]" not in str(caught.value) and "to do: leave it static, or write the model without numbers" in str(caught.value)
 
 
-def test_which_equalities_leave_no_room() -> None:
+def test_equalities_that_allow_few_sizes() -> None:
     a, b, c = (sympy.Symbol(name, integer=True, positive=True) for name in "abc")
 
     def bounded(condition: sympy.Basic) -> bool:

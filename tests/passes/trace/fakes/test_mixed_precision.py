@@ -1,4 +1,4 @@
-"""Mixed precision: what is moved in which dtype, and numbers beside one device that makes the same casts."""
+"""Mixed precision: the dtype of each collective, and results compared with one device that makes the same casts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ f64, f32, bf16 = torch.float64, torch.float32, torch.bfloat16
 
 
 class Net(nn.Module):
-    """Tied weights, read by an embedding and a matmul; a dtype that is asked for while tracing."""
+    """Tied weights, read by an embedding and a matmul; the forward asks for the dtype of a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Net(nn.Module):
         self.head.weight = self.table.weight
 
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
-        one = torch.ones(6, dtype=self.up.weight.dtype)  # in another dtype it would change that of all that follows
+        one = torch.ones(6, dtype=self.up.weight.dtype)  # in another dtype it would change the dtype of all that follows
         y = self.norm(F.gelu(self.up(self.table(x) * scale * one)))
         return F.cross_entropy(self.head(self.down(y)), x)
 
@@ -46,10 +46,10 @@ DTYPES = [(f64, f32, f64), (f64, f32, f32), (f64, f32, None), (f32, f32, f64), (
 
 
 @pytest.mark.parametrize(("master", "compute", "reduce"), DTYPES)
-def test_dtypes_and_numbers(master: torch.dtype, compute: torch.dtype, reduce: torch.dtype | None) -> None:
-    """Weights are gathered in the one dtype, each gradient is reduced in the other, masters and gradients keep their own.
+def test_dtypes_and_results(master: torch.dtype, compute: torch.dtype, reduce: torch.dtype | None) -> None:
+    """Weights are gathered in ``compute``, gradients are reduced in ``reduce``, and parameters and gradients stay in ``master``.
 
-    One device that makes the same casts is not the truth, it rounds too: both are held against float64, and we are to be as near.
+    One device with the same casts rounds too. So both are compared with float64: the program's error may be 1.25 times the device's.
     """
     torch.manual_seed(0)
     precision = fxshard.MixedPrecision(compute, reduce)
@@ -76,7 +76,7 @@ def test_dtypes_and_numbers(master: torch.dtype, compute: torch.dtype, reduce: t
 
 
 def test_simulating_a_model() -> None:
-    """What the same program gives that was lowered apart, with a plan of its own or one that is given."""
+    """It equals the program that is lowered separately, with a given plan and with a new one."""
     model, args, mesh = Net(), (torch.randint(0, 11, (65,)), torch.rand(6)), Mesh({"dp": 2})
     precision = fxshard.MixedPrecision(bf16, f32)
     plan = fxshard.plan(model, args, mesh, mixed_precision=precision)
@@ -93,7 +93,7 @@ def test_simulating_a_model() -> None:
 
 
 def test_the_same_plan_does_not_serve_another_precision() -> None:
-    """Nor one that differs in nothing but the dtype of reductions."""
+    """Not even one that differs only in the dtype of reductions."""
     model, x, scale = Net(), torch.randint(0, 11, (65,)), torch.rand(6)
     plan = fxshard.plan(model, (x, scale), Mesh({"dp": 2}), mixed_precision=fxshard.MixedPrecision(bf16))
     for other in (None, fxshard.MixedPrecision(bf16, f32), fxshard.MixedPrecision(torch.float16)):
@@ -101,7 +101,7 @@ def test_the_same_plan_does_not_serve_another_precision() -> None:
             fxshard.lower(model, (x, scale), plan, mixed_precision=other)
 
 
-def test_a_users_mistakes() -> None:
+def test_invalid_dtypes_are_refused() -> None:
     for dtype in (torch.int32, torch.float8_e4m3fn, "bfloat16", None):
         with pytest.raises(OptionError, match="param_dtype is"):
             fxshard.MixedPrecision(dtype)

@@ -1,4 +1,4 @@
-"""A ``forward`` that is an instance attribute reads the copy that is traced: parameters have their names."""
+"""A ``forward`` that is an instance attribute is rebound to the traced copy of the model, so that parameters have their names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_parameter_of_another_module_is_named() -> None:
         assert "other.weight" in {i.name for i in trace(model, (X,)).inputs}
 
 
-def test_only_what_reads_the_copy_is_another_function() -> None:
+def test_only_functions_that_read_the_model_are_replaced() -> None:
     def itself(x: Tensor) -> Tensor:
         return itself(model.a(x)) if x.numel() > 99 else model.a(x)
 

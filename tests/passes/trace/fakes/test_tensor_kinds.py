@@ -1,4 +1,4 @@
-"""Tensors of other kinds: planned as what they are, or refused by name with what to do."""
+"""Tensor subclasses, nested and sparse tensors: planned like plain tensors, or refused by name with a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAIR = Mesh({"a": 2})
 
 
 class Quantised(Tensor):
-    """Whole numbers and a scale a row, that say they are one float tensor: as torchao's weights do."""
+    """Integers and a scale for each row that appear as one float tensor, like torchao's weights."""
 
     @staticmethod
     def __new__(cls, whole: Tensor, scale: Tensor) -> Quantised:
@@ -41,7 +41,7 @@ class Quantised(Tensor):
 
 
 class Named(Tensor):
-    """A class that computes nothing of its own."""
+    """A subclass that overrides no computation."""
 
 
 class Logged(Tensor):
@@ -69,7 +69,7 @@ def ragged(layout: torch.layout) -> Tensor:
     return torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, about prototypes
+@pytest.mark.filterwarnings("ignore")  # torch warns that these are prototypes
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -86,7 +86,7 @@ def ragged(layout: torch.layout) -> Tensor:
         (lambda: (Net(), torch.ones(5, 4).to_sparse_csr()), r"is sparse \(torch.sparse_csr\)"),
     ],
 )
-def test_refused_by_name(make: Any, said: str) -> None:
+def test_other_kinds_are_refused_by_name(make: Any, said: str) -> None:
     model, x = make()
     with pytest.raises(TraceError, match=said) as error:
         fxshard.plan(model, (x,), PAIR)
@@ -100,8 +100,8 @@ def test_the_backend_refuses_them_too() -> None:
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_planned_as_they_are(trained: bool) -> None:
-    """Buffers, classes without a computation of their own, and the inner tensors of a quantised weight, dequantised in forward."""
+def test_kinds_that_are_planned(trained: bool) -> None:
+    """Buffers, subclasses that override no computation, and the inner tensors of a quantised weight, dequantised in the forward."""
 
     class Opened(Net):
         def __init__(self) -> None:

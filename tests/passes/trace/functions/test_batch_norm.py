@@ -1,4 +1,4 @@
-"""Batch norm in training over a sharded batch: one device's numbers, running statistics too, and no activation moves."""
+"""Batch norm in training over a sharded batch: results and running statistics equal one device, and no activation is communicated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.passes.tracing import check_eager, real, targets
 
 
 class Net(nn.Module):
-    """A convolution by patches and its norm."""
+    """A convolution of separate patches and a batch norm."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ def test_every_option_equals_eager(options: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"affine": False}])
-def test_the_average_of_all_batches_goes_on_where_it_stood(options: dict[str, bool]) -> None:
-    """Without a momentum the weight of a batch is one over how many there were."""
+def test_the_average_over_all_batches_continues(options: dict[str, bool]) -> None:
+    """With ``momentum=None`` a batch has the weight of one over the number of batches so far."""
     model, x = Net(momentum=None, **options), real(5, 3, 4, 4, grad=False)
     model(real(2, 3, 4, 4, grad=False)), model(real(3, 3, 4, 4, grad=False))
     graph, result = check_eager(model, x, plans=3)
@@ -50,14 +50,14 @@ def test_the_average_of_all_batches_goes_on_where_it_stood(options: dict[str, bo
     assert "fxshard.channel_spread.default" in targets(graph)
 
 
-def test_instance_norm_and_the_running_mode() -> None:
+def test_instance_norm_and_eval_mode() -> None:
     check_eager(nn.InstanceNorm1d(3, affine=True, track_running_stats=True, dtype=torch.float64), real(5, 3, 4, grad=False), plans=2)
     graph, _ = check_eager(Net().eval(), real(5, 3, 4, 4, grad=False))
     assert not any(t.startswith("fxshard.") for t in targets(graph)), "nothing is summed over the batch"
 
 
 @pytest.mark.parametrize("batch", [8, 5])
-def test_data_parallel_training_moves_vectors_only(batch: int) -> None:
+def test_data_parallel_training_communicates_vectors_only(batch: int) -> None:
     model, x, mesh = Net(), real(batch, 3, 4, 4, grad=False), Mesh({"dp": 4}, SLOW)
     graph = trace(model, (x,))
     pins = dict.fromkeys((end.name for end in graph.inputs_of("parameter")), "R")
@@ -69,8 +69,8 @@ def test_data_parallel_training_moves_vectors_only(batch: int) -> None:
     assert all(c.kind == "all_reduce" and torch.Size(c.buffer).numel() <= largest for c in plan.collectives)
 
 
-def test_a_whole_batch_costs_what_one_operator_did_and_is_read_as_often() -> None:
-    """Bound to a device the parts are aten, with torch's own variance where no shard needs the mean of another."""
+def test_a_replicated_batch_uses_torchs_variance() -> None:
+    """On a device the parts are aten operators. Torch's own variance is used if no shard needs the mean of another."""
     model = nn.BatchNorm2d(6)
     graph = trace(model, (torch.randn(5, 6, 4, 4),))
     program = lower(graph, plan_graph(graph, Mesh({"dp": 2}), Request(input_layouts="R", output_layouts="R", pins={"*": "R"})))

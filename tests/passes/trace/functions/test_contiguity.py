@@ -1,4 +1,4 @@
-"""The conditions under which a reshape or ``contiguous`` shares memory, beside torch's own answers."""
+"""The conditions under which a reshape or ``contiguous`` shares memory, compared with torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("cut", [False, True])
-def test_numbers(order: tuple[int, ...], cut: bool) -> None:
+def test_numeric_shapes(order: tuple[int, ...], cut: bool) -> None:
     for shape in SHAPES:
         x = torch.zeros(shape[0], shape[1] + cut, shape[2])[:, : shape[1]].permute(order)
         assert is_contiguous_if(x.shape, x.stride()) == sympy.sympify(shares(x, x.contiguous()))
@@ -30,7 +30,7 @@ def test_numbers(order: tuple[int, ...], cut: bool) -> None:
                 assert is_viewed_if(x.shape, x.stride(), new) == sympy.sympify(shares(x, x.reshape(new))), (x.shape, x.stride(), new)
 
 
-def test_symbols() -> None:
+def test_symbolic_shapes() -> None:
     env = SymbolEnv()
     b, t = env.symbol("b", 3, least=1), env.symbol("t", 5, least=1)
     one_row, one_step = (sympy.Eq(expression(s), 1) for s in (b, t))

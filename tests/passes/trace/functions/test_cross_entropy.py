@@ -1,4 +1,4 @@
-"""Cross-entropy and softmax through the whole road, against torch's own in float64: random legal plans, and classes cut on purpose."""
+"""Cross-entropy and softmax from trace to simulation, compared with torch in float64: random legal plans, and sharded classes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WEIGHT = real(70, grad=False).abs()
 PIECES = {"aten.amax.default", "fxshard.sum_exp.default", "fxshard.target_score.default", "fxshard.cross_entropy.default"}
 
 
-def classes_cut(function: Callable[..., Any], *args: torch.Tensor, ranks: int = 4) -> ShardingPlan:
-    """The plan of ``function`` for logits whose dim 1 is cut, gradient and all, simulated and compared with eager torch."""
+def check_sharded_classes(function: Callable[..., Any], *args: torch.Tensor, ranks: int = 4) -> ShardingPlan:
+    """The plan of ``function`` for logits sharded on dim 1. Its results and gradients are simulated and compared with eager torch."""
     model = Function(lambda self, *a: function(*a))
     graph = trace(model, args)
     layouts = tuple("S(1)" if a.is_floating_point() else "R" for a in args)
@@ -50,32 +50,32 @@ def sizes(plan: ShardingPlan) -> list[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [WEIGHT, None])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_settings(reduction: str, weight: torch.Tensor | None, smoothing: float) -> None:
+def test_reductions_weights_and_smoothing(reduction: str, weight: torch.Tensor | None, smoothing: float) -> None:
     def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(x, target, weight, reduction=reduction, label_smoothing=smoothing)
 
     graph, _ = check_eager(Function(lambda self, *a: loss(*a)), real(5, 70), TARGET, plans=2)
     assert targets(graph) >= PIECES and not any("softmax" in t or "nll" in t for t in targets(graph))
-    plan = classes_cut(loss, real(5, 70), TARGET)
+    plan = check_sharded_classes(loss, real(5, 70), TARGET)
     assert sizes(plan) == [("all_reduce", (5,))] * (3 + (smoothing > 0))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("classes", [5, 50257])
 def test_classes_that_no_mesh_divides(ranks: int, classes: int) -> None:
-    """Five classes on four ranks leave one of them none."""
-    classes_cut(F.cross_entropy, real(2, classes), torch.tensor([classes - 1, 2]), ranks=ranks)
+    """Five classes on four ranks leave one rank without a class."""
+    check_sharded_classes(F.cross_entropy, real(2, classes), torch.tensor([classes - 1, 2]), ranks=ranks)
 
 
 def test_dims_behind_the_classes_and_no_batch() -> None:
-    plan = classes_cut(F.cross_entropy, real(2, 50, 3, 2), torch.tensor([[[0, 4], [1, 2], [3, -100]], [[4, 4], [0, 1], [2, 3]]]))
+    plan = check_sharded_classes(F.cross_entropy, real(2, 50, 3, 2), torch.tensor([[[0, 4], [1, 2], [3, -100]], [[4, 4], [0, 1], [2, 3]]]))
     assert sizes(plan) == [("all_reduce", (2, 3, 2))] * 3
     check_eager(Function(lambda self, x, t: F.cross_entropy(x, t, ignore_index=2)), real(7), torch.tensor(3), plans=3)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_all_ignored(reduction: str) -> None:
-    """nan for a mean of nothing, 0 for a sum, as torch has it."""
+    """As in torch, the mean of no rows is nan and their sum is 0."""
     model, args = Function(lambda self, x, t: F.cross_entropy(x, t, reduction=reduction)), (real(3, 5), torch.full((3,), -100))
     result = simulated_by_classes(model, args)
     same(result.outputs, model(*args))
@@ -107,16 +107,16 @@ def modules(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [chain, modules])
-def test_log_softmax_and_nll_loss_are_one(function: Any) -> None:
-    plan = classes_cut(function, real(5, 70), TARGET)
+def test_log_softmax_and_nll_loss_become_cross_entropy(function: Any) -> None:
+    plan = check_sharded_classes(function, real(5, 70), TARGET)
     assert sizes(plan) == [("all_reduce", (5,))] * (6 if function is modules else 3)
 
 
-def test_a_view_between_does_not_gather_either() -> None:
+def test_a_view_between_them_causes_no_gather() -> None:
     def viewed(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.nll_loss(x.log_softmax(1).view(5, 70), target)
 
-    assert {c.buffer for c in classes_cut(viewed, real(5, 70), TARGET).collectives} == {(5,)}
+    assert {c.buffer for c in check_sharded_classes(viewed, real(5, 70), TARGET).collectives} == {(5,)}
 
 
 def changed(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def other_dim(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [changed, changed_before, other_dim])
-def test_what_is_not_one_is_left_apart(function: Any) -> None:
+def test_pairs_that_are_no_cross_entropy_stay_apart(function: Any) -> None:
     graph, _ = check_eager(Function(lambda self, *a: function(*a)), real(5, 7, grad=False), TARGET, train=False, plans=2)
     assert "fxshard.softmax.default" in targets(graph)
 
@@ -172,16 +172,16 @@ def test_autocast_computes_losses_in_float32() -> None:
     assert result.outputs.dtype == torch.float32 and "fxshard.cross_entropy.default" in targets(graph)
 
 
-def test_what_torch_refuses_is_torchs_to_refuse() -> None:
+def test_arguments_that_torch_refuses_are_refused() -> None:
     for target, weight in ((torch.zeros(3, dtype=torch.int32), None), (torch.zeros(2, dtype=torch.int64), None), (TARGET, real(6))):
         with pytest.raises(TraceError):
             trace(Function(lambda _, x, t, w=weight: F.cross_entropy(x, t, w)), (real(5, 7), target))
 
 
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
-def test_softmax_over_a_dim_that_is_cut(function: Any) -> None:
+def test_softmax_over_a_sharded_dim(function: Any) -> None:
     """A maximum and a sum of exponentials forward, one sum backward; nothing is gathered."""
-    plan = classes_cut(lambda x: function(x, 1).cos(), real(5, 7))
+    plan = check_sharded_classes(lambda x: function(x, 1).cos(), real(5, 7))
     moved = [c for c in plan.collectives if c.kind == "all_reduce"]
     assert [c.buffer for c in moved] == [(5,)] * 3
 

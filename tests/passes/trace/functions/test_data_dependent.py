@@ -1,4 +1,4 @@
-"""Functions that look at data, spelled out: what they compute is what torch computes, gradients included."""
+"""Replacements for functions that branch on data: results and gradients equal torch's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("function", "args", "kwargs"), CASES, ids=[f"{f.__name__}-{i}" for i, (f, _, _) in enumerate(CASES)])
-def test_as_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_replacements_equal_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     want, got = function(*args, **kwargs), spelled.REPLACEMENTS[function](*args, **kwargs)
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
     inputs = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
@@ -78,7 +78,7 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("function", "args", "kwargs"), REFUSED, ids=[f"{f.__name__}-{i}" for i, (f, _, _) in enumerate(REFUSED)])
 def test_refused_as_by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What values decide is checked by a node of the graph, which raises a RuntimeError."""
+    """Checks of values are nodes of the graph, which raise a RuntimeError."""
     with pytest.raises((RuntimeError, ValueError)) as theirs:
         function(*args, **kwargs)
     with pytest.raises((RuntimeError, ValueError)) as ours:
@@ -87,14 +87,14 @@ def test_refused_as_by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 @pytest.mark.parametrize(("name", "weights"), [("fweights", V[0]), ("aweights", torch.ones(5, dtype=torch.int64))])
-def test_kinds_of_weights(name: str, weights: Tensor) -> None:
-    """torch calls the dtypes by other names."""
+def test_dtypes_of_weights(name: str, weights: Tensor) -> None:
+    """Torch's message has other names for the dtypes."""
     for cov in (torch.cov, spelled.REPLACEMENTS[torch.cov]):
         with pytest.raises(RuntimeError, match=f"expected {name} to have (integral|floating point) dtype"):
             cov(X, **{name: weights})
 
 
-def test_shapes_that_torch_takes() -> None:
+def test_shapes_that_torch_accepts() -> None:
     for v in (V[:, :1], V[:1], V[:, 0], 0.5):
         got, want = (f(X, X + 1, v, reduction="none") for f in (spelled.gaussian_nll_loss, F.gaussian_nll_loss))
         torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
@@ -107,7 +107,7 @@ class Checked(nn.Module):
         return F.gaussian_nll_loss(x, x + 1, v)
 
 
-def test_what_torch_checks_is_checked_when_the_graph_runs() -> None:
+def test_values_are_checked_when_the_graph_runs() -> None:
     x, v = torch.ones(3), torch.ones(3)
     graph = trace(Checked(), (x, v), train=False)
     assert any("_assert_async" in str(n.target) for n in graph.nodes)
@@ -115,7 +115,7 @@ def test_what_torch_checks_is_checked_when_the_graph_runs() -> None:
         graph.module(x, -v)
 
 
-def test_the_first_error_is_what_is_said_where_spelling_out_does_not_help() -> None:
+def test_the_first_error_is_reported_if_replacements_do_not_help() -> None:
     class Splits(nn.Module):
         def forward(self, x: Tensor, n: Tensor) -> Any:
             return torch.tensor_split(x, n)

@@ -1,4 +1,4 @@
-"""Operators without a rule are traced as torch's core table takes them apart, and sharded by the rules of the parts."""
+"""Operators without a rule are decomposed by torch's core table, and sharded by the rules of their parts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_its_parts_are_sharded(name: str) -> None:
-    """In value and gradient as the operator itself, under random plans of its parts."""
+def test_the_parts_are_sharded(name: str) -> None:
+    """Results and gradients equal those of the operator, under random plans of its parts."""
     function, args = CASES[name]
     assert not has_rule(f"aten.{name}.default")
     graph, _ = check_eager(Function(lambda self, *given: function(*given)), *args, plans=2)
@@ -53,7 +53,7 @@ def test_a_rule_keeps_the_operator_whole(own_rules: None) -> None:
     check_eager(model, *args, train=False)
 
 
-def test_what_has_a_rule_or_draws_stays() -> None:
+def test_random_operators_and_those_with_a_rule_are_not_decomposed() -> None:
     table = planning_decompositions()
     modules = [f"fxshard.passes.trace.functions.{name}" for name in ("decompose", "norms")]
     ours = {op for op in table if table[op].__module__ in modules}

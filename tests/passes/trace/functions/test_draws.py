@@ -1,4 +1,4 @@
-"""Draws whose bounds or shapes are sizes: one program for all sizes, which draws what a program for the size alone does."""
+"""Draws whose bounds or shapes are dynamic sizes: one program for all sizes draws the same numbers as a static one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Drawing(nn.Module):
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_as_at_the_size_alone(name: str) -> None:
+def test_numbers_equal_those_of_a_static_program(name: str) -> None:
     model, mesh, shapes = Drawing(DRAWN[name]), fxshard.Mesh({"a": 2}), {"x": {0: "n"}}
 
     def drawn(example: int, size: int, dynamic: bool) -> Tensor:

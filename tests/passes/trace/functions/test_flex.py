@@ -1,4 +1,4 @@
-"""flex_attention traces and runs sharded as dense attention written out here."""
+"""flex_attention, traced and sharded, equals dense attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MASKS: dict[str, tuple[Any, Any]] = {
 
 
 class Attends(nn.Module):
-    """flex_attention, or (``dense``) what it says, written out."""
+    """flex_attention, or (``dense``) the same in single operators."""
 
     def __init__(self, mask: str | None, biased: bool, dense: bool) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ CASES = [("causal", True, H), ("window", False, 2), ("document", True, 2), ("no 
 
 
 @pytest.mark.parametrize(("mask", "biased", "heads"), CASES)
-def test_as_dense_attention(mask: str | None, biased: bool, heads: int) -> None:
+def test_it_equals_dense_attention(mask: str | None, biased: bool, heads: int) -> None:
     args = (real(B, H, S, D), real(B, heads, S, D, seed=1), real(B, heads, S, D, seed=2))
     model, dense = Attends(mask, biased, False), Attends(mask, biased, True)
     graph = trace(model, args)
@@ -65,7 +65,7 @@ def test_as_dense_attention(mask: str | None, biased: bool, heads: int) -> None:
             torch.testing.assert_close(result.grads[name], grad, rtol=1e-9, atol=1e-12)
 
 
-def test_scores_are_cut_by_batch_heads_and_queries() -> None:
+def test_scores_are_sharded_by_batch_heads_and_queries() -> None:
     args = (real(B, H, S, D), real(B, 2, S, D, seed=1), real(B, 2, S, D, seed=2))
     graph = trace(Attends("document", True, False), args)
     annotated = annotate(graph, TWO)

@@ -18,7 +18,7 @@ from tests.passes.tracing import SQUARE, TWO, real, simulated
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_as_on_one_device(case: str, train: bool) -> None:
+def test_results_equal_one_device(case: str, train: bool) -> None:
     """Five rows, so that shards are uneven."""
     torch.manual_seed(0)
     model, x = Net(case).double(), real(5, 6, grad=False)
@@ -29,7 +29,7 @@ def test_as_on_one_device(case: str, train: bool) -> None:
 
 
 def test_capturing_leaves_functions_alone() -> None:
-    """Torch's own capture refuses again what ours takes."""
+    """Afterwards torch's own capture refuses the function as before."""
     fxshard.plan(Net("again").double(), (real(5, 6, grad=False),), Mesh({"a": 2}))
     with pytest.raises(torch._dynamo.exc.Unsupported, match="trace_autograd_ops"):
         torch.compile(Net("again"), backend="eager", fullgraph=True)(torch.ones(5, 6))
@@ -37,7 +37,7 @@ def test_capturing_leaves_functions_alone() -> None:
 
 
 def test_an_error_says_what_to_do() -> None:
-    """A buffer with a gradient afterwards, as eager torch makes it too."""
+    """After the call the buffer needs a gradient, as in eager torch."""
 
     class Added(Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""Functions that Dynamo does not capture as they are called: what is traced instead computes the same, cut by any plan."""
+"""Functions that Dynamo cannot capture as they are called: their replacements compute the same, under any plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.passes.tracing import Function, check_eager, real, simulated, targets
 
 
 def shrinks(_: Any, x: torch.Tensor) -> Any:
-    """The view keeps all of the memory; what is written into the smaller tensor is written there too."""
+    """The view keeps the whole memory. A write to the smaller tensor changes the view too."""
     y = x * 2
     view = y.view(-1)
     z = y.resize_(4, 3)
@@ -38,7 +38,7 @@ def test_resizes(name: str) -> None:
     check_eager(Function(RESIZES[name]), real(3, 5, 2, grad=False), train=False, plans=3)
 
 
-def test_what_a_larger_size_adds_is_not_defined_and_stays_whole() -> None:
+def test_a_larger_size_keeps_the_old_elements() -> None:
     model, x = Function(lambda _, x: x.clone().resize_(40)), real(3, 5, grad=False)
     graph = trace(model, (x,), train=False)
     assert "aten.resize.default" in targets(graph)
@@ -53,7 +53,7 @@ def test_an_input_is_not_resized(resize: Callable[..., Any]) -> None:
         trace(Function(lambda _, x: resize(x) + 1), (real(3, grad=False),), train=False)
 
 
-def test_a_size_in_another_order_of_memory_is_refused() -> None:
+def test_a_resize_to_another_memory_format_is_refused() -> None:
     model = Function(lambda _, x: x.clone().resize_([1, 2, 2, 1], memory_format=torch.channels_last))
     with pytest.raises(TraceError, match=r"resized to torch\.channels_last"):
         trace(model, (real(4, grad=False),), train=False)
@@ -68,7 +68,7 @@ SPLITS: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_splits_are_called_as_before(split: Callable[..., Any]) -> None:
+def test_splits_at_constant_places(split: Callable[..., Any]) -> None:
     model, x = Function(split), real(5, 4, grad=False)
     result = simulated(trace(model, (x,), train=False), MESH, model, (x,)).outputs
     torch.testing.assert_close(result, model(x))
@@ -76,8 +76,8 @@ def test_splits_are_called_as_before(split: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("places", [[1, 3], [3, 1], [-2, 9], [0, 0]])
 @pytest.mark.parametrize("dim", [0, -1])
-def test_splits_where_a_tensor_says(places: list[int], dim: int) -> None:
-    """The example's places are no part of the graph: others are right too."""
+def test_splits_at_places_from_a_tensor(places: list[int], dim: int) -> None:
+    """The graph does not depend on the example's places: others give right results too."""
     model = Function(lambda _, x, at: [(part * (i + 2)).exp().sum(dim) for i, part in enumerate(x.tensor_split(at, dim))])
     x, other = real(5, 4), torch.tensor([2, 4])
     graph, _ = check_eager(model, x, torch.tensor(places), plans=2)
@@ -92,7 +92,7 @@ def test_the_number_of_parts_must_be_known() -> None:
 
 @pytest.mark.parametrize("recipe", [F.ScalingType.TensorWise, F.ScalingType.RowWise])
 def test_members_of_enumerations_are_numbers(recipe: Any) -> None:
-    """With the second matrix by columns or by rows, as arguments of the model or in its code; bfloat16 has eight bits."""
+    """They are arguments of the model or constants in its code. The tolerance is that of bfloat16, which has eight bits."""
     rows = recipe == F.ScalingType.RowWise
     a, b = real(5, 32, grad=False).to(torch.float8_e4m3fn), real(48, 32, grad=False).to(torch.float8_e4m3fn)
     scales = (torch.rand(5, 1), torch.rand(1, 48)) if rows else (torch.rand(1), torch.rand(1))

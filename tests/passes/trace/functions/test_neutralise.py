@@ -1,4 +1,4 @@
-"""Neutral operators: each form of a matmul, contraction and attention is one of fxshard's, and computes what eager torch does."""
+"""Neutral operators: each form of matmul, contraction and attention becomes an operator of fxshard, and computes what eager torch does."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ PLAIN: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[s
 
 
 @pytest.mark.parametrize(("q", "k", "v", "options"), PLAIN.values(), ids=PLAIN)
-def test_attention_that_no_kernel_takes_is_contractions(q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
-    """The kernels do not check these shapes: with a broadcast batch they would read what is not theirs."""
+def test_attention_that_no_kernel_supports_becomes_contractions(q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    """The kernels do not check these shapes: with a broadcast batch they would read out of bounds."""
     found = check(lambda q, k, v: SDPA(q, k, v, **options), real(*q), real(*k), real(*v, seed=1))
     assert "fxshard.einsum.default" in found and "fxshard.sdpa.default" not in found
 
@@ -209,8 +209,8 @@ def test_multihead_attention_with_masks() -> None:
     _neutral(targets(graph), "fxshard.einsum.default")
 
 
-def test_functions_of_torch_that_are_written_in_python_are_looked_into() -> None:
-    """By no name of theirs: each asks torch.overrides first, and is run without that question."""
+def test_torchs_functions_in_python_are_traced_into() -> None:
+    """They are not listed by name: each first asks torch.overrides for a handler, and is then run without one."""
     found = check(lambda x, w: F.bilinear(x @ w, x, w[None]) + F.cosine_similarity(x, x @ w, dim=-1)[:, None], real(3, 5), real(5, 5))
     assert "fxshard.einsum.default" in found
     check(lambda x: x.unflatten(0, (2, 3)).norm(dim=-1).split(1), real(6, 5))

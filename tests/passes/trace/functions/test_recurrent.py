@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU, nn.RNN and their cells are captured: solved and random plans equal one device in float64; what packs is refused."""
+"""nn.LSTM, nn.GRU, nn.RNN and their cells are captured: solved and random plans equal one device; packing is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def equal(model: nn.Module, args: tuple[Any, ...], mesh: fxshard.Mesh, seeds: int = 2, **options: Any) -> fxshard.ShardingPlan:
-    """The solver's plan, which has all that is asked for, and random ones."""
+    """Compares the solver's plan, made with ``options``, and random plans with one device; returns the solver's plan."""
     reference = one_device(model, args, {})
     plan = fxshard.plan(model, args, mesh, cache=False, **options)
     assert not plan.fallbacks
@@ -69,8 +69,8 @@ def test_plans_equal_one_device(name: str) -> None:
 
 
 @pytest.mark.parametrize(("batch", "mesh"), [(5, TWO), (3, FOUR)])
-def test_a_batch_that_is_cut_needs_no_collective_in_a_step(batch: int, mesh: fxshard.Mesh) -> None:
-    """Uneven shards, and an empty one; what is reduced are the weights' gradients, however long the sequence is."""
+def test_a_sharded_batch_needs_no_collective_in_a_step(batch: int, mesh: fxshard.Mesh) -> None:
+    """Shards are uneven, one is empty. Only the gradients of weights are reduced, once for a sequence of any length."""
     counts = []
     for steps in (2, 4):
         model, args = nn.LSTM(3, 4), (draw(steps, batch, 3),)
@@ -83,8 +83,8 @@ def test_a_batch_that_is_cut_needs_no_collective_in_a_step(batch: int, mesh: fxs
     assert counts[0] == counts[1]
 
 
-def test_the_hidden_size_may_be_cut_gate_by_gate() -> None:
-    """A step's product is [batch, gate, hidden]: all gates of a shard's hidden units lie on its rank."""
+def test_the_hidden_size_of_each_gate_may_be_sharded() -> None:
+    """The product of a step is [batch, gate, hidden], so a rank has all gates of its hidden units."""
     for model, product in ((nn.LSTM(3, 4), "einsum_1"), (nn.GRU(3, 5), "einsum_1"), (nn.LSTMCell(3, 4), "einsum")):
         args = (draw(3, 2, 3),) if not isinstance(model, nn.LSTMCell) else (draw(2, 3),)
         plan = equal(model, args, TWO, seeds=0, pins={product: "S(2)"})
@@ -104,7 +104,7 @@ def test_dropout_between_layers_is_the_same_on_any_mesh() -> None:
     equal(model, (x,), TWO, seeds=0)
 
 
-class Lowered(nn.Module):
+class UnderAutocast(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
@@ -116,7 +116,7 @@ class Lowered(nn.Module):
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_under_autocast_dtypes_are_torchs(kind: Any) -> None:
-    model, x = Lowered(kind(3, 4)).float(), draw(3, 2, 3).float()
+    model, x = UnderAutocast(kind(3, 4)).float(), draw(3, 2, 3).float()
     have, want = fxshard.simulate(model, (x,), mesh=TWO).outputs[0], model(x)[0]
     assert have.dtype == want.dtype
     torch.testing.assert_close(have, want, rtol=2e-2, atol=2e-2)
@@ -133,6 +133,25 @@ def test_the_batch_may_be_dynamic_and_the_length_may_not() -> None:
     said = r"steps \(dim 0 of args\[0\]\) cannot change.*Eq\(steps, 2\) \(nn.GRU, which is written out step by step\)"
     with pytest.raises(TraceError, match=said):
         trace(model, (x,), dynamic=dynamic_dims(model, (x,), {}, ({0: "steps"},)))
+
+
+class SomeSequences(nn.Module):
+    """Reads the sequences with a positive sum: how many they are is known only at run time."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[:, x.sum((0, 2)) > 0])[0].sum()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_the_batch_may_be_known_only_at_run_time(kind: Any) -> None:
+    """Torch's own fakes of these modules ask whether it is empty."""
+    model, x = SomeSequences(kind(3, 4)), draw(2, 6, 3)
+    assert 0 < (x.sum((0, 2)) > 0).sum() < 6
+    assert_equal_to_one_device(fxshard.simulate(model, (x,), mesh=TWO), one_device(model, (x,), {}))
 
 
 class Packs(nn.Module):
@@ -152,10 +171,10 @@ def test_packed_sequences_are_refused_by_name() -> None:
     for kind in (nn.LSTM, nn.GRU):
         with pytest.raises(TraceError, match=r"args\[0\] is a PackedSequence.*\n.*the padded tensor"):
             fxshard.plan(kind(3, 4), (pack_sequence([draw(3, 3), draw(2, 3)]),), TWO)
-    assert pack_padded_sequence(draw(3, 2, 3), torch.tensor([3, 2])).data.shape == (5, 3)  # torch's own is back
+    assert pack_padded_sequence(draw(3, 2, 3), torch.tensor([3, 2])).data.shape == (5, 3)  # torch's own function is restored
 
 
-def test_what_torch_refuses_is_refused() -> None:
+def test_invalid_sequences_are_refused() -> None:
     with pytest.raises(TraceError, match=r"nn.LSTM gets a sequence without steps"):
         fxshard.plan(nn.LSTM(3, 4), (draw(0, 2, 3),), TWO)
     with pytest.raises(TraceError, match=r"input.size\(-1\) must be equal to input_size"):

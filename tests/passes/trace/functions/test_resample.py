@@ -1,4 +1,4 @@
-"""Nearest-neighbour resampling by whole factors is a repetition, free along space; any other is torch's own."""
+"""Nearest-neighbour resampling by whole factors becomes a repetition that any dim may shard; any other keeps torch's operators."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_whole_factors_repeat(shape: tuple[int, ...], options: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("options", OTHER.values(), ids=OTHER)
-def test_other_resampling_is_torchs(options: dict[str, Any]) -> None:
+def test_other_resampling_keeps_torchs_operators(options: dict[str, Any]) -> None:
     graph, _ = check_eager(Function(lambda self, x: F.interpolate(x, **options)), real(2, 3, 4, 6))
     assert "aten._unsafe_index.Tensor" in targets(graph)
 
 
-def test_what_torch_refuses_it_refuses_itself() -> None:
+def test_arguments_that_torch_refuses_are_refused() -> None:
     with pytest.raises(Exception, match="only one of size or scale_factor"):
         check_eager(Function(lambda self, x: F.interpolate(x, size=8, scale_factor=2)), real(2, 3, 4, 6))

@@ -1,4 +1,4 @@
-"""Buffers that a forward assigns: their new values are the program's."""
+"""Buffers that a forward assigns: the program returns their new values."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_another_shape_is_refused(said: str) -> None:
+def test_a_tensor_of_another_kind_is_refused(said: str) -> None:
     name, value = REFUSED[said]
 
     def body(self: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What watches a module's attributes: nobody learns of the class that does, whatever a user's classes do when one is derived from them."""
+"""A derived class tracks a module's attributes. User code does not notice it, even if its classes react to being subclassed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MADE: list[str] = []
 
 
 class Announced(nn.Module):
-    """A class that lists those derived from it, and asks them for an argument."""
+    """A class that lists its subclasses, and requires an argument from them."""
 
     def __init_subclass__(cls, *, key: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,20 +60,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_class_is_watched_in_silence(name: str) -> None:
+def test_tracking_runs_no_code_of_the_class(name: str) -> None:
     kind, x = KINDS[name], torch.randn(3, 4)
     model, before = kind(), list(MADE)
     with recording(model, (), {}) as noted:
         out = model(x)
         assert isinstance(model, kind) and type(model).__name__ == kind.__name__
-    assert type(model) is kind and before == MADE, "of its own class again, and nobody was told"
+    assert type(model) is kind and before == MADE, "the class is restored, and no code of the user has run"
     torch.testing.assert_close(out, model.layer(x) * 3)
     assert (0, "calls") in noted.reads and "layer" not in {attribute for _, attribute in noted.writes}
     assert "test_attribute_tracking.py" in noted.writes[0, "calls"]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_such_a_model_counts_is_followed(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_counters_of_such_a_model_are_tracked(name: str, caplog: pytest.LogCaptureFixture) -> None:
     before = list(MADE)
     effects = trace(KINDS[name](), (torch.randn(3, 4),), observe=True).side_effects
     assert effects is not None and [write.path for write in effects.writes] == ["calls"]

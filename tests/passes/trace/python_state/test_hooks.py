@@ -1,4 +1,4 @@
-"""Hooks of submodules in a trace: their values are in the graph, what no graph does is found out and named."""
+"""Hooks of submodules in a trace: what they compute is in the graph; side effects that no graph can have are detected and named."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ CALLED: dict[str, tuple[Callable[[Kept], Any], bool]] = {
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_what_no_graph_does_is_called_afterwards(name: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """Its arguments are outputs then; a plan, which calls nothing, says so. No hook ever sees a fake."""
+def test_a_hook_with_side_effects_is_called_after_the_graph(
+    name: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The graph returns its arguments. A plan, which does not call it, warns. No hook ever gets a fake tensor."""
     make, opaque = CALLED[name]
     kept: Kept = []
     model = net()
@@ -115,7 +117,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Sequential, Kept], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str) -> None:
+def test_unsupported_hooks_are_refused(name: str) -> None:
     model, (register, said) = net(), REFUSED[name]
     handle = register(model, [])
     with pytest.raises(TraceError, match=said):
@@ -125,7 +127,7 @@ def test_what_is_refused(name: str) -> None:
 
 
 def test_gradients_that_hooks_see(caplog: pytest.LogCaptureFixture) -> None:
-    """They are those of inputs that are zero, one for each tensor that has a gradient; inner modules begin later and end sooner."""
+    """They are gradients of taps, one for each tensor that has a gradient. Calls of inner modules begin later and end earlier."""
     model = nn.Sequential(net(), nn.Linear(2, 2))
     with model[0].register_full_backward_pre_hook(print), model[0][2].register_full_backward_hook(print):
         graph = trace(model, (X,), observe=True)
@@ -138,7 +140,7 @@ def test_gradients_that_hooks_see(caplog: pytest.LogCaptureFixture) -> None:
     assert {"taps[0]", "taps[1]", "taps[2]"} <= {o.name for o in graph.outputs if o.kind == "gradient"}
 
 
-def test_a_module_that_returns_a_dict_has_no_place_for_them() -> None:
+def test_a_backward_hook_of_a_module_that_returns_a_dict_is_refused() -> None:
     class Dict(nn.Module):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"x": x * 2}
@@ -160,8 +162,8 @@ def test_a_module_that_returns_a_dict_has_no_place_for_them() -> None:
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("wrap", [nn.utils.weight_norm, nn.utils.spectral_norm])
 @pytest.mark.parametrize("observe", [False, True])
-def test_hooks_of_torch_are_the_graph_alone(wrap: Callable[..., Any], observe: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The forward reads the attributes that they write: nothing is called afterwards, and nobody is warned."""
+def test_torchs_own_hooks_are_only_in_the_graph(wrap: Callable[..., Any], observe: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The forward reads the attributes that they write, so they are not called after the graph, and there is no warning."""
     model = net()
     wrap(model[0])
     assert trace(model, (X,), observe=observe).watched == (() if observe else None)
@@ -176,6 +178,6 @@ class Counting(nn.Linear):
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("observe", [False, True])
-def test_what_a_module_with_them_changes_itself_is_said(observe: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_side_effects_of_a_module_with_such_hooks_are_reported(observe: bool, caplog: pytest.LogCaptureFixture) -> None:
     trace(nn.Sequential(nn.utils.weight_norm(Counting(4, 4))), (X,), observe=observe)
     assert "changes Python objects" in caplog.text

@@ -122,12 +122,12 @@ def test_objects_come_back_as_on_one_device(name: str, train: bool) -> None:
     torch.manual_seed(0)
     forward, state = CALLS[name]
     if train and forward in (in_place, replaced):
-        pytest.skip("a gradient flows into what is changed in place, or through a number")
+        pytest.skip("the gradient would flow into a tensor that is changed in place, or through a number")
     model, x = Model(forward), torch.randn(5, 4, dtype=torch.float64)[:4]
     plan = fxshard.plan(model, (x, state), fxshard.Mesh({"dp": 2}), train=train, cache=False, pins={"args[0]": "S(0)"})
     before = copy.deepcopy(state)
     result = fxshard.simulate(model, (x, state), plan)
-    alike(state, before)  # what is simulated leaves the caller's objects as they are
+    alike(state, before)  # the simulator leaves the caller's objects unchanged
     with torch.no_grad():
         alike(result.outputs, model(x, before))
 
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_taken_apart_is_refused(name: str) -> None:
+def test_values_that_cannot_be_flattened_are_refused(name: str) -> None:
     forward, state, said = REFUSED[name]
     with pytest.raises(fxshard.FxshardError, match=said) as error:
         fxshard.plan(Model(forward), (tensor(), state), fxshard.Mesh({"dp": 2}), train=False, cache=False)
@@ -151,7 +151,7 @@ def test_what_cannot_be_taken_apart_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("made", [threading.Lock, object])
 def test_a_new_value_that_holds_no_tensors_is_refused_by_its_class(made: Any) -> None:
-    """Each call would return the one that was made while tracing."""
+    """Each call would return the object that was made while tracing."""
 
     class Locked(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a forward leaves in attributes, as it is traced: which, of what form, and on which of them the program depends."""
+"""Attributes that a forward sets, as the trace records them: their new values, and the old values on which the program depends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def effects_of(body: Callable[[Any, Tensor], Tensor], *dims: DynamicDim, **optio
 
 
 def after(effects: SideEffects, *outputs: Tensor, **sizes: int) -> Net:
-    """A module, whose k is 100, after a run of the program."""
+    """A module with k = 100, after the effects of a run were applied to it."""
     model = Net(lambda self, x: x)
     model.k = 100
     effects.apply([*model.modules()], outputs, sizes, torch.device("cpu"))
@@ -57,7 +57,7 @@ def counted(self: Any, x: Tensor) -> Tensor:
     return self.up(x)
 
 
-def test_a_number_that_nothing_depends_on_is_an_expression_of_what_it_was() -> None:
+def test_a_number_that_nothing_depends_on_is_an_expression_of_its_old_value() -> None:
     effects = effects_of(counted)
     assert names(effects.unread) == {"k", "n"} and not effects.read and not effects.reads
     model = after(effects)
@@ -98,7 +98,7 @@ def in_a_list(self: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("body", [in_an_operator, in_a_branch, in_a_size, in_a_text, in_a_number, in_a_list])
-def test_a_number_that_something_depends_on_is_said_with_its_line(body: Callable[..., Tensor]) -> None:
+def test_a_number_that_the_graph_depends_on_is_listed_with_its_line(body: Callable[..., Tensor]) -> None:
     effects = effects_of(body)
     ((_, path, where),) = effects.read
     assert path == "k" and where == f"{__file__}:{body.__code__.co_firstlineno + 1}"
@@ -114,7 +114,7 @@ def remembered(self: Any, x: Tensor) -> Tensor:
     return y.relu()
 
 
-def test_tensors_are_further_outputs_and_containers_are_added_to() -> None:
+def test_tensors_become_outputs_and_containers_are_extended() -> None:
     graph = graph_of(remembered, DynamicDim("rows", (("args[0]", 0),), 4, 1, None))
     effects = graph.side_effects
     assert effects is not None and len(graph.outputs) == 4
@@ -131,13 +131,13 @@ def looked_into(self: Any, x: Tensor) -> Tensor:
     return self.up(x)
 
 
-def test_a_list_that_is_looked_into_is_left_as_it_was_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_that_the_forward_reads_is_left_unchanged_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert not effects_of(looked_into).writes
     assert "changes Python objects (self.items); the sharded model leaves them" in caplog.text
 
 
-def test_what_other_calls_set_is_asked_too() -> None:
+def test_attributes_that_other_calls_set_are_included() -> None:
     def reads(self: Any, x: Tensor) -> Tensor:
         return self.up(x) * self.k
 
@@ -147,7 +147,7 @@ def test_what_other_calls_set_is_asked_too() -> None:
     assert graph_of(reads).side_effects is None
 
 
-def test_a_plan_is_of_the_model_alone_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plan_leaves_out_side_effects_and_warns(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxshard"):
         graph = trace(Net(remembered), (X,), train=False)
     assert graph.side_effects is None and len(graph.outputs) == 1 and "keep its counts and state" in caplog.text

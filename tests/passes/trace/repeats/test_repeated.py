@@ -1,4 +1,4 @@
-"""Layers that are alike are traced as four; the graph is node by node the one that tracing each of them gives."""
+"""Equal layers are traced as four. The graph equals, node by node, the one that tracing each layer gives."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Run = Callable[["Stack", Tensor], Any]
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, or as ``run`` says."""
+    """Blocks in a row, or called by ``run``."""
 
     def __init__(self, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class Stack(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _said(caplog: pytest.LogCaptureFixture) -> None:
+def _log_at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fxshard")
 
 
 def everything(graph: PlanningGraph) -> list[Any]:
-    """What a graph says, the modules that its nodes come from included."""
+    """All of a graph that is compared, including the modules of its nodes."""
     modules = [[[path for path, _ in (n.meta.get(stack) or {}).values()] for stack in STACKS] for n in graph.nodes]
     ends = graph.inputs, graph.outputs, graph.returned, graph.aliases, graph.unreduced
     family = graph.family
@@ -94,7 +94,7 @@ def everything(graph: PlanningGraph) -> list[Any]:
 
 
 def checked(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **options: Any) -> PlanningGraph:
-    """The graph, after it was found to be the one that tracing each layer gives."""
+    """The graph, after a check that it equals the one that tracing each layer gives."""
     graph = trace(model, args, kwargs, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fxshard.passes.trace.repeats.repeated.candidates", lambda model: {})
@@ -108,7 +108,8 @@ def blocks(kind: type[Block] = Block) -> list[Block]:
     return [kind(index) for index in range(LAYERS)]
 
 
-def rows(caplog: pytest.LogCaptureFixture) -> str:
+def traced_as_four(caplog: pytest.LogCaptureFixture) -> str:
+    """The layers that the log says were traced as four."""
     return "".join(r.getMessage().partition("traced as four: ")[2] for r in caplog.records)
 
 
@@ -116,18 +117,18 @@ def rows(caplog: pytest.LogCaptureFixture) -> str:
 @pytest.mark.parametrize("layers", [5, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (6, 9))])
 def test_a_llama(layers: int, train: bool, caplog: pytest.LogCaptureFixture) -> None:
     checked(Llama.small(layers=layers).train(train), (TOKENS, TOKENS), train=train)
-    assert rows(caplog) == f"layers.0 to layers.{layers - 1}"
+    assert traced_as_four(caplog) == f"layers.0 to layers.{layers - 1}"
 
 
 def test_mixed_precision_casts_each_layers_parameters(caplog: pytest.LogCaptureFixture) -> None:
     checked(Llama.small(layers=5), (TOKENS, TOKENS), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
-    assert rows(caplog) == "layers.0 to layers.4"
+    assert traced_as_four(caplog) == "layers.0 to layers.4"
 
 
 def test_buffers_change_in_each_layer_and_each_draws_its_own_numbers(caplog: pytest.LogCaptureFixture) -> None:
     graph = checked(Stack(blocks()), (real(4, 8).float(),))
     draws = [n.args[3] for n in graph.nodes if n.target is torch.ops.fxshard.dropout.default]
-    assert rows(caplog) == "layers.0 to layers.6"
+    assert traced_as_four(caplog) == "layers.0 to layers.6"
     assert draws == list(range(LAYERS))
     assert sum(o.kind == "mutation" for o in graph.outputs) == 3 * LAYERS
 
@@ -139,17 +140,17 @@ def test_frozen_layers_have_no_gradients(frozen: int) -> None:
     checked(model, (real(4, 8).float(),))
 
 
-def test_what_all_layers_share_is_shared_still(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_shared_by_all_layers_stays_shared(caplog: pytest.LogCaptureFixture) -> None:
     shared = nn.Linear(8, 8)
     checked(Stack([Block(second=shared) for _ in range(LAYERS)]), (real(4, 8).float(),))
-    assert rows(caplog) == "layers.0 to layers.6"
+    assert traced_as_four(caplog) == "layers.0 to layers.6"
 
 
-def test_on_shards_it_computes_what_one_device_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_sharded_results_equal_one_device(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(LAYERS)]).double()
     x = real(4, 8)
     result = simulated(trace(model, (x,)), SQUARE, model, (x,))
-    assert rows(caplog) == "layers.0 to layers.6"
+    assert traced_as_four(caplog) == "layers.0 to layers.6"
     assert_equal_to_one_device(result, one_device(model, (x,)))
 
 
@@ -161,10 +162,10 @@ def backwards(self: Stack, x: Tensor) -> Tensor:
 
 def test_the_order_of_the_calls_counts(caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(), backwards), (real(4, 8).float(),))
-    assert rows(caplog) == "layers.6 to layers.0"
+    assert traced_as_four(caplog) == "layers.6 to layers.0"
 
 
-# What is not alike, or is no row, is traced on its own.
+# Layers that are not equal, or are not called in a row, are traced one by one.
 
 
 def numbered(self: Stack, x: Tensor) -> Tensor:
@@ -213,9 +214,9 @@ def checkpointed(self: Stack, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("run", [numbered, all_kept, partly_without_gradients, regularised, tied, line_by_line, checkpointed])
-def test_what_stands_between_or_beside_the_calls(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_code_between_or_beside_the_calls(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(), run), (real(4, 8).float(),))
-    assert not rows(caplog)
+    assert not traced_as_four(caplog)
 
 
 def other_probability(model: Stack) -> None:
@@ -247,7 +248,7 @@ def test_one_layer_that_differs(change: Callable[[Stack], None], caplog: pytest.
     model = Stack(blocks())
     change(model)
     checked(model, (real(4, 8).float(),))
-    assert "layers.0 to layers.6" not in rows(caplog)
+    assert "layers.0 to layers.6" not in traced_as_four(caplog)
 
 
 def counting(self: Stack, x: Tensor) -> Tensor:
@@ -265,14 +266,14 @@ def growing(self: Stack, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("run", [counting, growing])
-def test_what_changes_between_the_calls_is_read_anew(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_value_that_changes_between_the_calls_is_read_each_time(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     holder = Holder()
     checked(Stack([Reading(holder) for _ in range(LAYERS)], run), (real(4, 8).float(),))
-    assert not rows(caplog)
+    assert not traced_as_four(caplog)
 
 
 class Sloped(Block):
-    """Computes with a tensor of its own that is no buffer; of its kind Dynamo's guards know what it looks like, not what is in it."""
+    """Computes with a tensor that is no buffer. Dynamo's guards check the shape and dtype of such a tensor, not its values."""
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
@@ -283,13 +284,13 @@ class Sloped(Block):
 
 
 @pytest.mark.parametrize("dynamic", [(), (DynamicDim("rows", (("args[0]", 0),), 4),)], ids=["one size", "any size"])
-def test_tensors_that_are_no_buffers_are_each_layers_own(dynamic: tuple[DynamicDim, ...], caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_with_tensors_that_are_no_buffers_are_not_equal(dynamic: tuple[DynamicDim, ...], caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(Sloped)), (real(4, 8).float(),), dynamic=dynamic)
-    assert not rows(caplog)
+    assert not traced_as_four(caplog)
     assert "is no parameter or buffer of the model" in caplog.text
 
 
-def test_an_index_that_the_forward_reads_is_found(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_whose_forward_reads_the_index_are_not_equal(caplog: pytest.LogCaptureFixture) -> None:
     checked(Stack(blocks(Scaled)), (real(4, 8).float(),))
-    assert not rows(caplog)
+    assert not traced_as_four(caplog)
     assert "layers.1 is traced separately although it looks like other layers: attributes that the forward reads are others" in caplog.text

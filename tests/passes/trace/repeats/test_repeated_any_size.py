@@ -1,4 +1,4 @@
-"""Layers that are alike are traced as four where sizes are symbols too: the same graph, guards and lines as tracing each of them."""
+"""Equal layers are traced as four with symbolic sizes too: the same graph, guards and lines as tracing each layer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.trace.trace import trace
 from fxshard.shapes import DynamicDim
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
-from tests.passes.trace.repeats.test_repeated import LAYERS, Block, Stack, blocks, checked, rows
-from tests.passes.trace.repeats.test_repeated_models import ROWS, Case
+from tests.passes.trace.repeats.test_repeated import LAYERS, Block, Stack, blocks, checked, traced_as_four
+from tests.passes.trace.repeats.test_repeated_models import TRACED_AS_FOUR, Case
 from tests.passes.tracing import SQUARE, real, simulated
 
 TOKENS = torch.zeros(4, 16, dtype=torch.int64)
@@ -25,12 +25,12 @@ ALL = "layers.0 to layers.6"
 
 
 @pytest.fixture(autouse=True)
-def _said(caplog: pytest.LogCaptureFixture) -> None:
+def _log_at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fxshard")
 
 
 def dims(paths: Sequence[str], sizes: Sequence[int]) -> tuple[DynamicDim, ...]:
-    """A dim for each of the first sizes of all these tensors."""
+    """A dynamic dim for each of the first ``len(sizes)`` dims, shared by all these tensors."""
     return tuple(DynamicDim(f"d{k}", tuple((path, k) for path in paths), size) for k, size in enumerate(sizes))
 
 
@@ -44,16 +44,16 @@ def checked_of_any_size(model: nn.Module, args: Sequence[Any], paths: Sequence[s
 def test_a_llama(train: bool, caplog: pytest.LogCaptureFixture) -> None:
     model = Llama.small(layers=5).train(train)
     checked_of_any_size(model, (TOKENS, TOKENS), ("args[0]", "args[1]"), (4, 16), train=train)
-    assert rows(caplog) == "layers.0 to layers.4"
+    assert traced_as_four(caplog) == "layers.0 to layers.4"
 
 
 def test_buffers_and_draws(caplog: pytest.LogCaptureFixture) -> None:
     checked_of_any_size(Stack(blocks()), (real(4, 8).float(),), ("args[0]",), (4,))
-    assert rows(caplog) == ALL
+    assert traced_as_four(caplog) == ALL
 
 
 class Sized(nn.Module):
-    """Takes a length, and computes with its input's sizes."""
+    """Takes a length and computes with the sizes of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,34 +93,34 @@ def with_other_lengths(self: Stack, x: Tensor) -> Tensor:
 def test_lengths_are_arguments(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([Sized() for _ in range(LAYERS)], with_length)
     checked_of_any_size(model, (real(4, 6, 8).float(),), ("args[0]",), (4, 6))
-    assert rows(caplog) == "layers.1 to layers.6"  # the first one is given a view
+    assert traced_as_four(caplog) == "layers.1 to layers.6"  # the input of the first layer is a view
 
 
-def test_layers_of_other_lengths_are_not_alike(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_of_different_lengths_are_not_equal(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([OverLength() for _ in range(5)], with_other_lengths)
     checked_of_any_size(model, (real(4, 16, 8).float(),), ("args[0]",), (4, 16))
-    assert not rows(caplog)
+    assert not traced_as_four(caplog)
     assert "arguments or the call are others" in caplog.text
 
 
 class Branching(Block):
-    """Takes one road for short inputs and notes a guard on the way; the last layer too."""
+    """Takes another branch for short inputs, so every layer makes a guard, the last one too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.shape[0] * 3 > 9 else x
 
 
-def test_branches_on_a_size_are_noted_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_branches_on_a_size_make_one_guard(caplog: pytest.LogCaptureFixture) -> None:
     graph = checked_of_any_size(Stack(blocks(Branching)), (real(5, 8).float(),), ("args[0]",), (5,))
-    assert rows(caplog) == ALL
+    assert traced_as_four(caplog) == ALL
     assert graph.family is not None
     assert [g.where is not None and "test_repeated_any_size.py" in g.where for g in graph.family.guards].count(True) == 1
 
 
-def test_on_shards_it_computes_what_one_device_does_at_other_sizes(caplog: pytest.LogCaptureFixture) -> None:
+def test_sharded_results_equal_one_device_at_other_sizes(caplog: pytest.LogCaptureFixture) -> None:
     model = Stack([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(LAYERS)]).double()
     graph = trace(model, (real(4, 8),), dynamic=dims(("args[0]",), (4,)))
-    assert rows(caplog) == ALL
+    assert traced_as_four(caplog) == ALL
     assert graph.family is not None
     for size in (2, 6, 8):
         x = real(size, 8)
@@ -130,11 +130,11 @@ def test_on_shards_it_computes_what_one_device_does_at_other_sizes(caplog: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", ROWS)
+@pytest.mark.parametrize("make", TRACED_AS_FOUR)
 @pytest.mark.parametrize("train", [True, False])
 def test_a_model_of_transformers(make: Callable[[], Case], train: bool, caplog: pytest.LogCaptureFixture) -> None:
     model, kwargs = make()
     places = tuple((f"kwargs['{name}']", 0) for name in kwargs)
     graph = checked(model.train(train), (), kwargs, train=train, dynamic=(DynamicDim("batch", places, 2),))
-    assert rows(caplog) == ROWS[make]
+    assert traced_as_four(caplog) == TRACED_AS_FOUR[make]
     assert graph.family is not None and len(graph.family.dims) == 1

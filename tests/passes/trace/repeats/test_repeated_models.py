@@ -1,4 +1,4 @@
-"""Hugging Face models, whose layers know their index: traced as four where the forward does not read it, the same graph either way."""
+"""Hugging Face models, whose layers know their index: traced as four if the forward does not read it, with the same graph either way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import transformers as tf
 from torch import nn
 
-from tests.passes.trace.repeats.test_repeated import checked, rows
+from tests.passes.trace.repeats.test_repeated import checked, traced_as_four
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 6}
 IDS = torch.zeros(2, 16, dtype=torch.int64)
@@ -44,7 +44,7 @@ def llama() -> Case:
     return tf.LlamaForCausalLM(config), TEXT
 
 
-ROWS = {
+TRACED_AS_FOUR = {
     gpt2: "transformer.h.0 to transformer.h.5",
     bert: "bert.encoder.layer.0 to bert.encoder.layer.5",
     t5: "encoder.block.1 to encoder.block.5, decoder.block.1 to decoder.block.6",
@@ -54,17 +54,17 @@ ROWS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", ROWS)
+@pytest.mark.parametrize("make", TRACED_AS_FOUR)
 @pytest.mark.parametrize("train", [True, False])
 def test_a_model_of_transformers(make: Callable[[], Case], train: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fxshard")
     model, kwargs = make()
     checked(model.train(train), (), kwargs, train=train)
-    assert rows(caplog) == ROWS[make]
+    assert traced_as_four(caplog) == TRACED_AS_FOUR[make]
 
 
-def test_a_scale_by_the_index_is_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_that_scale_by_their_index_are_traced_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fxshard")
     model, kwargs = gpt2(scale_attn_by_inverse_layer_idx=True)
     checked(model.eval(), (), kwargs, train=False)
-    assert not rows(caplog)
+    assert not traced_as_four(caplog)

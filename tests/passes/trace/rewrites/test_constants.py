@@ -1,4 +1,4 @@
-"""Tensors that a model writes out or keeps as plain attributes become calls in the graph; what cannot be is refused."""
+"""Tensor literals and plain tensor attributes of a model become calls in the graph, or are refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.passes.tracing import SQUARE, Function, check_eager, real, targets
 X = real(6, 4)
 
 
-def kept_free(graph: PlanningGraph) -> bool:
-    """Whether the graph holds no tensor of its own and no input but the user's."""
+def has_no_constants(graph: PlanningGraph) -> bool:
+    """Whether the graph has no tensors of its own, and no inputs besides the user's, parameters and tangents."""
     kinds = {i.kind for i in graph.inputs}
     return not [n for n in graph.nodes if n.op == "get_attr"] and kinds <= {"input", "tangent", "parameter"}
 
@@ -30,12 +30,12 @@ WRITTEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "floats": lambda self, x: x * torch.tensor([1.5, 2.0, -3.0, 4.0], dtype=torch.float64),
     "number": lambda self, x: x * torch.tensor(2.5),
     "integers": lambda self, x: x[torch.tensor([2, 0, 1])] + torch.tensor(2**53 + 1),
-    "yes and no": lambda self, x: x.masked_fill(torch.tensor([True, False, False, True]), -1.0),
-    "limits": lambda self, x: x.clamp(max=torch.tensor([0.0, float("inf"), 1.0, -float("inf")])).sigmoid(),
+    "bools": lambda self, x: x.masked_fill(torch.tensor([True, False, False, True]), -1.0),
+    "infinities": lambda self, x: x.clamp(max=torch.tensor([0.0, float("inf"), 1.0, -float("inf")])).sigmoid(),
     "rows": lambda self, x: x @ torch.tensor([[1.0, 0], [0, 1], [2, 2], [-1, 1]], dtype=torch.float64),
     "half precision": lambda self, x: x * torch.tensor([1.5, 0.25, 2, 3], dtype=torch.bfloat16),
     "all equal": lambda self, x: x + torch.tensor([3.0] * 4),
-    "none": lambda self, x: torch.cat([x, torch.tensor([], dtype=torch.float64).view(0, 4)]),
+    "no elements": lambda self, x: torch.cat([x, torch.tensor([], dtype=torch.float64).view(0, 4)]),
     "twice": lambda self, x: (x * torch.tensor([1.0, 2, 3, 4]), x.sum() * torch.tensor([5.0, 6])),
     "changed": lambda self, x: x * torch.tensor([1.0, 2, 3, 4]).add_(1),
     "returned": lambda self, x: (x * 2, torch.tensor([1, 2, 3])),
@@ -43,9 +43,9 @@ WRITTEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("forward", WRITTEN.values(), ids=WRITTEN)
-def test_tensors_written_in_the_forward(forward: Callable[..., Any]) -> None:
+def test_tensor_literals_in_the_forward(forward: Callable[..., Any]) -> None:
     graph, _ = check_eager(Function(forward), X)
-    assert kept_free(graph)
+    assert has_no_constants(graph)
 
 
 def test_equal_elements_are_a_fill_which_can_be_sharded() -> None:
@@ -57,7 +57,7 @@ def test_attributes_that_are_no_buffers() -> None:
     weights = {"table": torch.arange(4.0).double(), "parts": [1, torch.tensor([1.0, 2, 3, 4])], "named": {"x": torch.tensor(3.0)}}
     model = Function(lambda self, x: x * self.table + self.parts[1] - self.named["x"], **weights)
     graph, _ = check_eager(nn.Sequential(model, nn.Linear(4, 4, dtype=torch.float64)), X)
-    assert kept_free(graph)
+    assert has_no_constants(graph)
 
 
 def test_an_attribute_that_is_a_parameter_stays_one() -> None:

@@ -1,4 +1,4 @@
-"""What a trace leaves out to be quick changes nothing: torch's own tables, memory and lines of code are asked beside it."""
+"""Shortcuts that make a trace quick change nothing: compared with torch's own tables, memory and code positions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fxshard.passes.trace.rewrites.probe import NEW, probe, returns_new_memory
 from tests.passes.tracing import Function
 
 
-def test_decompositions_are_torchs_but_for_what_a_trace_decomposes_by_itself() -> None:
-    """What is left out is written in other operators and has no kernel of its own, on the CPU or on meta."""
+def test_decompositions_are_torchs_without_those_of_composite_operators() -> None:
+    """A composite operator calls other operators and has no kernel of its own, neither for the CPU nor for meta."""
     from torch._decomp import core_aten_decompositions
 
     def has_kernel(op: Any, key: str) -> bool:
@@ -44,7 +44,7 @@ MADE: dict[Any, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def test_functions_that_return_new_memory_do() -> None:
+def test_functions_listed_as_returning_new_memory_do() -> None:
     assert MADE.keys() == NEW
     for function in MADE.values():
         x = torch.rand(4, 4)

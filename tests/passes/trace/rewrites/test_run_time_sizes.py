@@ -28,7 +28,7 @@ MESH = Mesh({"x": 2})
 
 
 class Calls(nn.Module):
-    """A function as a model with one weight."""
+    """A model that multiplies its input by a weight and calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "group norm of some rows": lambda x: F.group_norm(x[x.sum(-1) > 0], 3),
     "sum of some": lambda x: x[x > 0].sum() + x.sum(),
     "number": lambda x: (x + 1, x.sum().item()),
-    "whole number": lambda x: int(x.argmax().item()),
-    "truth": lambda x: bool((x > 0).any().item()),
+    "integer": lambda x: int(x.argmax().item()),
+    "bool": lambda x: bool((x > 0).any().item()),
 }
 
 
@@ -81,7 +81,7 @@ def test_within_a_memory_limit() -> None:
     assert sum(fxshard.plan(model, (X,), MESH, cache=False, memory_limit=limit).memory.values()) <= limit
 
 
-def test_they_are_listed_and_unknown_in_the_plan() -> None:
+def test_unknown_sizes_are_listed_in_the_plan() -> None:
     model = Calls(lambda x: x.nonzero())
     annotated = annotate(trace(model, (X,), train=False), MESH)
     assert annotated.fallbacks == (("nonzero", "it returns a tensor whose size is known only at run time"),)
@@ -90,7 +90,7 @@ def test_they_are_listed_and_unknown_in_the_plan() -> None:
     assert ShardingPlan.from_json(plan_json.dumps(plan)) == plan
 
 
-def test_a_plan_that_shards_it_is_refused() -> None:
+def test_a_plan_that_shards_an_unknown_size_is_refused() -> None:
     annotated = annotate(trace(Calls(lambda x: x.nonzero()), (X,), train=False), MESH)
     plan = random_graph_plan(annotated, 0)
     cut = Layout.parse("S(0)")
@@ -101,8 +101,8 @@ def test_a_plan_that_shards_it_is_refused() -> None:
         verify_plan(annotated, dataclasses.replace(plan, nodes=nodes))
 
 
-def test_the_true_cause_is_given(caplog: pytest.LogCaptureFixture) -> None:
-    """What a rule would help and what it would not are told apart, and each node has its own reason."""
+def test_each_replicated_node_has_its_own_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Nodes that need a rule are listed apart from those that no rule could shard."""
     model = Calls(lambda x: torch.special.airy_ai(x).sum() + x[x > 0].exp().sum())
     plan = fxshard.plan(model, (X,), MESH, train=False)
     reasons = dict(plan.fallbacks)

@@ -1,4 +1,4 @@
-"""Numbers taken out of tensors: computed with they are tensors again, of the same dtype and value; read otherwise they stay numbers."""
+"""Numbers read from tensors: where a model computes with them they stay tensors, of equal dtype and value; elsewhere they are numbers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ KEPT_IN_TENSORS: dict[str, Callable[..., Any]] = {
     "quotient": lambda _, x: x / x.detach().abs().max().item(),
     "several steps": lambda _, x: x * (1 - 2.0 / (3 + x.detach().sum().item())),
     "of one element": lambda _, x: x[:1, :1].detach().item() * x,
-    "whole numbers": lambda _, x: (x.detach().argmax().item() * 3 - x.shape[0]) + x,
-    "quotient of whole numbers": lambda _, x: x * (x.detach().argmax().item() / 7),
-    "float of a whole number": lambda _, x: x - float(x.detach().argmax()),
-    "whole tensor": lambda _, x: (x * 2, x.detach().round().int() + x.detach().argmax().item()),
-    "narrow tensor": lambda _, x: x.float() * x.detach().sum().item(),
+    "integers": lambda _, x: (x.detach().argmax().item() * 3 - x.shape[0]) + x,
+    "quotient of integers": lambda _, x: x * (x.detach().argmax().item() / 7),
+    "float of an integer": lambda _, x: x - float(x.detach().argmax()),
+    "integer tensor": lambda _, x: (x * 2, x.detach().round().int() + x.detach().argmax().item()),
+    "narrow float tensor": lambda _, x: x.float() * x.detach().sum().item(),
     "returned": lambda _, x: (x * 2, x.detach().sum().item() * 2 + 1),
 }
 
 
 @pytest.mark.parametrize("name", KEPT_IN_TENSORS)
-def test_no_number_is_left(name: str) -> None:
+def test_numbers_stay_tensors(name: str) -> None:
     graph, result = check_eager(Function(KEPT_IN_TENSORS[name]), real(3, 5), rtol=1e-6 if "narrow" in name else 1e-9, plans=3)
     assert NUMBER not in targets(graph)
     assert not any(depends_on_run_time(node) for node in graph.nodes if node.op == "call_function")
@@ -41,20 +41,20 @@ def test_no_number_is_left(name: str) -> None:
 
 
 NUMBERS: dict[str, Callable[..., Any]] = {
-    "of another kind": lambda _, x: (x * 2, x.detach().round().int() * x.detach().sum().item()),
+    "with another dtype": lambda _, x: (x * 2, x.detach().round().int() * x.detach().sum().item()),
     "a comparison": lambda _, x: (x * 2, x.detach().round().int() > x.detach().sum().item()),
     "a size": lambda _, x: (x * 2, torch.zeros(x.detach().abs().argmax().item()).sum()),
 }
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_other_numbers_stay(name: str) -> None:
+def test_other_numbers_are_read(name: str) -> None:
     graph, result = check_eager(Function(NUMBERS[name]), real(3, 5), plans=2)
     assert NUMBER in targets(graph)
     assert result.outputs[1].dtype == NUMBERS[name](None, real(3, 5))[1].dtype
 
 
-def test_a_product_of_whole_numbers_has_no_end() -> None:
+def test_a_product_of_integers_does_not_overflow() -> None:
     class Square(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             n = x.sum().item()

@@ -1,4 +1,4 @@
-"""In-place writes to memory that is shared at some sizes: such sizes have programs of their own, and results are those of eager torch."""
+"""In-place writes to memory that is shared only at some sizes: these sizes have their own programs, and results equal eager torch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("function", SHARED)
-def test_a_write_that_shows_is_a_guard(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_write_with_an_effect_is_a_guard(function: Callable[[Tensor], Tensor]) -> None:
     assert guards(function) == SHARED[function]
 
 
@@ -111,7 +111,7 @@ def written_elsewhere(y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [unread, written_before, written_elsewhere])
-def test_without_a_write_that_shows_there_is_no_guard(function: Callable[[Tensor], Tensor]) -> None:
+def test_without_a_write_that_has_an_effect_there_is_no_guard(function: Callable[[Tensor], Tensor]) -> None:
     assert guards(function) == []
 
 
@@ -125,7 +125,7 @@ def test_a_file_names_the_line() -> None:
         fxshard.simulate(program, inputs(1, 5, 4))
 
 
-def test_an_example_of_one_row_fixes_it() -> None:
+def test_an_example_of_one_row_fixes_the_dim() -> None:
     with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 1\).*test_shared_memory.py"):
         guards(residual, batch=1)
     with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 5\).*test_shared_memory.py"):
@@ -156,7 +156,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 def traced_at(model: nn.Module, shape: tuple[int, ...]) -> fxshard.ShardedProgram:
-    """The program for a call of that shape, in which dims that it fixes are static, as ``parallelize`` makes it."""
+    """The program for a call of that shape. As in ``parallelize``, dims that the model fixes are static."""
     dims: dict[int, str] = {0: "b", 1: "t"}
     while True:
         try:
@@ -167,7 +167,7 @@ def traced_at(model: nn.Module, shape: tuple[int, ...]) -> fxshard.ShardedProgra
 
 
 def check(view: str, made: str, write: str, sizes: list[tuple[int, int]]) -> None:
-    """Each size by the first program that serves it, beside eager torch."""
+    """Runs each size on the first program that serves it, and compares with eager torch."""
 
     def function(y: Tensor) -> Tensor:
         h = COPIES[made](VIEWS[view](y))

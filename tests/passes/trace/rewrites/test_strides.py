@@ -1,4 +1,4 @@
-"""``as_strided`` in a model: what it reads and writes is found by element, on shards too."""
+"""``as_strided`` in a model reads and writes the right elements, on shards too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Strided(nn.Module):
-    """Functions of trained matrices (4, 6), one of its own for each."""
+    """Applies each function to a trained matrix [4, 6] of its own."""
 
     def __init__(self, *functions: Function) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_strides_that_fill_the_memory_need_no_index(name: str) -> None:
     assert not any("index" in str(n.target) for n in graph.nodes)
 
 
-def test_memory_behind_an_input_is_refused() -> None:
+def test_memory_that_no_element_of_an_input_covers_is_refused() -> None:
     every_second = torch.ones(4, 12, dtype=torch.float64)[:, ::2]
 
     class Reaching(nn.Module):

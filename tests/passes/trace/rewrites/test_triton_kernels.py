@@ -1,4 +1,4 @@
-"""Triton kernels of users in a planned graph: whole, reported, in the numbers of one device; operators around them can have rules."""
+"""Users' Triton kernels run on whole tensors, are listed, and give the results of one device; a ``triton_op`` can have a rule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made() -> tuple[nn.Module, tuple[Tensor]]:
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_the_numbers_of_one_device(train: bool) -> None:
+def test_results_equal_one_device(train: bool) -> None:
     model, args = made()
     graph, reference = trace(model, args, train=train), one_device(model, args, train=train)
     for mesh in (TWO, SQUARE):
@@ -49,7 +49,7 @@ def test_the_numbers_of_one_device(train: bool) -> None:
             assert KERNEL.seen == [((5, 4), (3, 1, 1))] * mesh.size * (6 if train else 2)
 
 
-def test_a_call_is_one_node_that_stays_whole() -> None:
+def test_a_call_is_one_replicated_node() -> None:
     model, args = made()
     plan = fxshard.plan(model, args, PAIR, input_layouts="S(0)", output_layouts="S(0)")
     nodes = [node for node in plan.nodes if node.op == OP]
@@ -59,8 +59,8 @@ def test_a_call_is_one_node_that_stays_whole() -> None:
     assert all("a Triton kernel holds the sizes of whole tensors" in reason for _, reason in plan.fallbacks)
 
 
-def test_what_a_call_says_does_not_depend_on_the_process() -> None:
-    """Ranks compare graphs; places in torch's tables are none of their business."""
+def test_the_text_of_a_call_does_not_depend_on_the_process() -> None:
+    """Ranks compare graphs, so the text must not contain indexes of torch's tables."""
     model, args = made()
     first, second = trace(model, args), trace(model, args)
     assert first.hash == second.hash
@@ -69,11 +69,11 @@ def test_what_a_call_says_does_not_depend_on_the_process() -> None:
     assert call == f"tests.user_kernels.scale_kernel(n=20, factor=2.0, BLOCK=8, {tensors}) on ((3, 1, 1))"
 
 
-def test_calls_that_differ_have_names_that_do() -> None:
-    """A function that a kernel takes is named; of objects that say nothing of themselves the second gets a number."""
+def test_different_calls_have_different_texts() -> None:
+    """A function given to a kernel appears by its name. The second of two objects with equal texts gets a number."""
 
     def call(plain: object) -> KernelCall:
-        return KernelCall(test_calls_that_differ_have_names_that_do, ((1,),), {}, {"ACT": plain}, {"x": (1,)}, ("x",))
+        return KernelCall(test_different_calls_have_different_texts, ((1,),), {}, {"ACT": plain}, {"x": (1,)}, ("x",))
 
     given = [torch.relu, made, call, object(), object()]
     names = [keep_call(call(one)) for one in given]
@@ -109,7 +109,7 @@ def scaled() -> Iterator[Any]:
 
 @pytest.mark.usefixtures("own_rules")
 def test_a_triton_op_is_one_operator_that_can_have_a_rule(scaled: Any) -> None:
-    """What it computes from its operands' sizes is computed from those of shards: five rows on two ranks."""
+    """Its grid follows from the sizes of the shards: five rows on two ranks."""
     model, args = Function(lambda self, x: scaled(x.sin(), x).cos()).double(), (real(5, 4, grad=False),)
     asked = {"train": False, "input_layouts": "S(0)", "output_layouts": "S(0)"}
     plan = fxshard.plan(model, args, PAIR, **asked)
@@ -123,7 +123,7 @@ def test_a_triton_op_is_one_operator_that_can_have_a_rule(scaled: Any) -> None:
 
 
 def test_kernels_are_captured_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the package: while a model is traced, torch takes Triton for usable and finds a target to ask."""
+    """With a stand-in for the package: during a trace torch believes that Triton is usable, and finds a target."""
     names = ("triton", "triton.backends", "triton.backends.compiler", "triton.runtime")
     package = {name: ModuleType(name) for name in names}
     package["triton.backends.compiler"].GPUTarget = lambda *target: target  # type: ignore[attr-defined]  # a module made here
@@ -137,7 +137,7 @@ def test_kernels_are_captured_without_a_device(monkeypatch: pytest.MonkeyPatch) 
     assert not _triton.has_triton() and driver._active is None
 
 
-def test_it_is_not_for_files(tmp_path: Path) -> None:
+def test_a_program_with_a_kernel_cannot_be_saved(tmp_path: Path) -> None:
     model, args = made()
     with pytest.raises(FileError, match=r"fxshard_users.triton_kernel.default. cannot be stored"):
         fxshard.export(model, args, PAIR).save(tmp_path / "program.pt2")

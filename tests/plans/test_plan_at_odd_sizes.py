@@ -1,4 +1,4 @@
-"""A plan asked at odd sizes and at 1: it answers where the plan runs, otherwise it says which node cannot and who plans for these."""
+"""plan.at at odd sizes and at 1: it answers where the plan runs, and otherwise names the node that cannot run and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = ((4, 8), (4, 7), (3, 8), (5, 3), (1, 8), (8, 1), (1, 1))
 
 
 class Flat(nn.Module):
-    """Batch and length become one dim, where a batch that is cut unevenly is not cut as the product would be."""
+    """Flattens batch and length. The shards of an uneven batch are not the shards of the flattened dim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def plan(model: nn.Module, cut: str, **options: object) -> fxshard.ShardingPlan:
 
 @pytest.mark.parametrize(("cut", "returned", "count"), [("S(0)", "S(0)", 4), ("S(1)", "R", 0)])
 def test_it_answers_where_it_runs(cut: str, returned: str, count: int) -> None:
-    """The simulator is the judge of what runs, and one device of what comes out."""
+    """The simulator decides where the plan runs. Results are compared with one device."""
     model = Flat().double()
     made, refused = plan(model, cut, output_layouts=returned), 0
     for batch, seq in SIZES:
@@ -57,13 +57,13 @@ def test_it_answers_where_it_runs(cut: str, returned: str, count: int) -> None:
 
 @pytest.mark.parametrize("seq", [8, 7, 5, 1])
 def test_bytes_at_ceil_sizes(seq: int) -> None:
-    """What a gather of a length in four sends, by hand: each rank the pieces of three, of ceil(seq / 4) rows each."""
+    """By hand: a gather on four ranks moves three shards of ceil(seq / 4) rows for each rank."""
     made = plan(nn.Linear(WIDTH, 32, bias=False).double(), "S(1)", output_layouts="R", objective="communication", train=False)
     assert made.at(seq=seq).objective == (RANKS - 1) * 4 * -(-seq // RANKS) * min(WIDTH, 32) * 8
 
 
-def test_a_result_of_one_element_that_is_to_be_cut() -> None:
-    """It runs, but no plan that is made there could be told apart from it."""
+def test_an_output_dim_of_size_1_that_is_to_be_sharded() -> None:
+    """The plan runs, but none can be made for this size, so there is nothing to compare it with."""
     made = plan(Flat().double(), "S(1)", output_layouts="S(1)")
     assert made.at(seq=2).regret >= 0
     with pytest.raises(SizesError, match=r"no plan for batch=4, seq=1 to compare.* output_layouts\[outputs\[0\]\]='S\(1\)' cannot hold"):

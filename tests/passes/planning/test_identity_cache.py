@@ -1,4 +1,4 @@
-"""What parts of a graph that are alike share: nothing that tells them apart, and the very problem that each alone would give."""
+"""Equal parts of a graph share cached results, and give the same problem as without the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.trace.trace import trace
 
 
-def test_kept_for_the_same_objects_only() -> None:
+def test_results_are_cached_by_identity() -> None:
     alike, made = IdentityCache(), []
     first, second = (1, 2), tuple([1, 2])  # equal, two objects
 
@@ -35,14 +35,14 @@ def test_kept_for_the_same_objects_only() -> None:
     assert len(made) == 5
 
 
-def test_objects_are_kept_so_that_none_gets_the_id_of_one_that_is_gone() -> None:
+def test_cached_objects_stay_alive_so_that_no_id_is_reused() -> None:
     alike = IdentityCache()
     assert [alike("key", [[n]], lambda n=n: n) for n in range(100)] == list(range(100))
 
 
 @cache
 def repeated_reads() -> PlanningGraph:
-    """A value that one node reads twice, one that is returned as it is, one that two outputs and a gradient share."""
+    """One value is read twice by a node, one is returned unchanged, one is shared by two outputs and a gradient."""
 
     def body(self: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         z = x @ y
@@ -69,7 +69,7 @@ def test_problem_is_the_same_without_sharing(graph: Callable[[], PlanningGraph],
 
 
 def _numbers(formulation: Formulation) -> list[Any]:
-    """All of a problem in comparable form."""
+    """The whole problem in a form that can be compared."""
     p = formulation.problem
     transfers = [(t.source, _list(t.have), [(n, _list(w)) for n, w in t.readers], _list(t.prices)) for t in p.transfers]
     return [p.node_names, _lists(p.node_costs), p.edges, _lists(p.edge_costs), transfers, formulation.start]

@@ -1,4 +1,4 @@
-"""A lowered program in the simulator, beside the same model on one device."""
+"""A lowered program in the simulator, compared with the same model on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxshard.runtime.simulate.values import program_values
 
 
 def differences(program: ShardedProgram, model: nn.Module, args: Any, kwargs: Any) -> float:
-    """The greatest relative difference of a gradient from one device, ones as the tangents."""
+    """The largest relative difference between a gradient and that of one device; the tangents are ones."""
     model.zero_grad()
     out = model(*args, **kwargs)
     out = out if isinstance(out, torch.Tensor) else out[0]
@@ -26,7 +26,7 @@ def differences(program: ShardedProgram, model: nn.Module, args: Any, kwargs: An
 
 
 def traffic(program: ShardedProgram) -> Counter[tuple[str, str]]:
-    """Bytes by kind and axis."""
+    """Bytes of the collectives, by kind and mesh axis."""
     found: Counter[tuple[str, str]] = Counter()
     for c in program.collectives:
         found[c.kind, c.axis] += c.bytes

@@ -1,4 +1,4 @@
-"""Reductions of gradients become buckets that start once: what planning pays for them, and what runs."""
+"""Reductions of gradients are joined in buckets, which pay the latency once: what the planner charges for them, and what runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fxshard.passes.trace.trace import trace
 from fxshard.plans.sharding_plan import ShardingPlan
 
 SLOW_START = Hardware("slow start", {4: 1e9}, 1e9, 0.0, 64, Link(1e8, 1000.0), Link(1e8, 1000.0))
-"""A hop takes a millisecond; a kilobyte takes 10 us to send and, written and read again, 2 us to pack where it is not computed there."""
+"""A hop takes a millisecond. A kilobyte takes 10 us to send, and 2 us to pack (read and written) unless it is computed in the bucket."""
 SIZE, LAYERS, BYTES = 16, 6, 1024
 SHARED = 10 / 9
-"""A bucket is full when it takes ten starts, nine of them for its bytes: each byte pays a ninth of its time more."""
+"""A full bucket takes ten times the latency, nine of them for its bytes, so each byte costs 10/9 of its transfer time."""
 
 
 @cache
@@ -29,7 +29,7 @@ def chain() -> PlanningGraph:
 
 
 def plan_of(graph: PlanningGraph, mesh: Mesh, weights: str, rows: str) -> ShardingPlan:
-    """Each rank sums the gradients of its rows."""
+    """A plan in which each rank sums the gradients over its rows, so that they are pending."""
     returned = {o.name for o in graph.module.graph.output_node().all_input_nodes[1:]}
     pins = {n.name: "P" * mesh.ndim if n.name in returned else rows for n in graph.nodes if "einsum" in n.name}
     pins |= {end.node: weights for end in graph.inputs_of("parameter")}
@@ -42,18 +42,20 @@ def paid(plan: ShardingPlan, *kinds: str) -> list[float]:
 
 
 def test_a_gradient_pays_its_bytes() -> None:
-    """An all-reduce on two ranks: 2 hops, which a full bucket shares, as many bytes as the buffer has, in which it is computed."""
+    """An all-reduce on two ranks takes 2 hops, which a full bucket shares. It sends the whole buffer, which is computed in the bucket."""
     graph = chain()
     plan = plan_of(graph, Mesh({"a": 2}, SLOW_START), "R", "S(0)")
     assert [c.kind for c in plan.collectives] == ["all_reduce"] * LAYERS
     assert paid(plan, "all_reduce") == pytest.approx([SHARED * BYTES / 1e8 * 1e6] * LAYERS)
     program = lower_plan(graph, plan)
-    assert [c.kind for c in program.collectives] == ["all_reduce"], "they are one, as was paid for"
+    assert [c.kind for c in program.collectives] == ["all_reduce"], "the gradients share one all-reduce, as planned"
 
 
-def test_what_parameters_are_brought_by_is_joined_too() -> None:
-    """Weights cut, gathered for their readers and reduced as gradients: on two ranks one hop each, and half of the bytes. What is
-    gathered is packed as two blocks and taken apart: three times the bytes of a reduction's buffer, read and written."""
+def test_gathers_of_parameters_are_joined_too() -> None:
+    """Sharded weights are gathered, and their gradients reduce-scattered: on two ranks one hop each, and half of the bytes.
+
+    A gather packs one shard and unpacks two, a reduction packs the whole gradient; each of these bytes is read and written.
+    """
     graph = chain()
     plan = plan_of(graph, Mesh({"a": 2}, SLOW_START), "S(0)", "S(0)")
     sent = SHARED * BYTES / 2 / 1e8 * 1e6
@@ -61,27 +63,29 @@ def test_what_parameters_are_brought_by_is_joined_too() -> None:
     assert gathers == pytest.approx([sent + 3 * BYTES / 1e9 * 1e6] * LAYERS)
     assert reductions == pytest.approx([sent + 2 * BYTES / 1e9 * 1e6] * LAYERS)
     program = lower_plan(graph, plan)
-    assert [c.kind for c in program.collectives] == ["all_gather", "reduce_scatter"], "each is one, as was paid for"
+    assert [c.kind for c in program.collectives] == ["all_gather", "reduce_scatter"], (
+        "the gathers share one, and the reductions share one, as planned"
+    )
 
 
-def test_what_is_computed_and_read_pays_its_start() -> None:
-    """The rows of a hidden value are gathered in front of the next product: nobody else waits there."""
+def test_an_activation_pays_its_latency() -> None:
+    """It is gathered right before the product that reads it, where there is no other collective to join."""
     graph = chain()
     values = [n.name for n in graph.nodes if "einsum" in n.name][:2]
     plan = plan_graph(graph, Mesh({"a": 2}, SLOW_START), Request(pins={values[0]: "S(0)", values[1]: "R"}, input_layouts="S(0)"))
     assert max(paid(plan, "all_gather")) >= 1000
 
 
-def test_one_after_another_pays_all_starts() -> None:
-    """On two axes a gradient is cut along one, all-reduced along the other and gathered: each waits for the one before, and may
-    not meet others. Together four hops, and three times half of the bytes."""
+def test_collectives_in_a_row_pay_each_latency() -> None:
+    """On two axes a gradient is scattered on one, all-reduced on the other and gathered. Each collective waits for the one before, so
+    none is joined. Together they take four hops and send three times half of the bytes."""
     graph = chain()
     plan = plan_of(graph, Mesh({"a": 2, "b": 2}, SLOW_START), "RR", "S(0)S(0)")
     assert paid(plan, "all_reduce") == pytest.approx([4 * 1000 + 3 * BYTES / 2 / 1e8 * 1e6] * LAYERS)
 
 
-def test_a_full_bucket_is_sent_on() -> None:
-    """A start of 100 us, 369 us for each gradient of 36 KiB: three of them take more than ten starts."""
+def test_a_full_bucket_is_closed() -> None:
+    """The latency is 100 us, and each gradient of 36 KiB takes 369 us, so three of them take more than ten times the latency."""
     quick = Hardware("quick start", {4: 1e9}, 1e12, 0.0, 64, Link(1e8, 50.0), Link(1e8, 50.0))
     graph = trace(nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(LAYERS))), (torch.randn(8, 96),))
     program = lower_plan(graph, plan_of(graph, Mesh({"a": 2}, quick), "R", "S(0)"))

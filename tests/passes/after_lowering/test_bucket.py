@@ -1,0 +1,53 @@
+"""Pieces of a collective that chunk cut: bucket sends none of them together again, and sends short collectives with the last one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.after_lowering.bucket import bucket
+from fxshard.passes.after_lowering.chunk import Choice, chunk, cut_program
+from fxshard.passes.after_lowering.schedule import predicted, schedule
+from fxshard.passes.lowering.lower import lower
+from fxshard.passes.pipeline import Request, plan_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.program.sharded_program import ShardedProgram
+
+
+class LongAndShort(nn.Module):
+    """Two products; the gradient of the large weight is computed first, that of the small one right after it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.large, self.small = nn.Linear(width, width, bias=False), nn.Linear(8, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.small(x[:, :8]) + self.large(x)
+
+
+def data_parallel(hardware: str, width: int = 2048, rows: int = 8192) -> ShardedProgram:
+    """A step with one all-reduce for each of the two gradients."""
+    graph = trace(LongAndShort(width).to("meta"), (torch.empty(rows, width, device="meta"),))
+    request = Request(input_layouts="S(0)", output_layouts="S(0)", pins={"large.weight": "R", "small.weight": "R"})
+    program = lower(graph, plan_graph(graph, Mesh({"dp": 4}, hardware=hardware), request))
+    assert [c.shape for c in program.collectives] == [(width, width), (width, 8)]
+    return schedule(program)
+
+
+def test_a_short_one_goes_with_the_last_piece() -> None:
+    """Sent with the first piece, it would delay that; sent alone, it costs one more launch."""
+    cut = chunk(data_parallel("h100"))
+    pieces = len(cut.collectives) - 1
+    assert pieces > 1
+    merged = bucket(cut)
+    assert [len(c.serves) for c in merged.collectives] == [1] * (pieces - 1) + [2]
+    assert predicted(merged).total < predicted(cut).total
+
+
+def test_pieces_stay_apart() -> None:
+    """Even where nothing overlaps and each launch costs more than sending."""
+    before = data_parallel("cpu", width=16, rows=64)
+    assert len(bucket(before).collectives) == 1
+    merged = bucket(cut_program(before, {0: Choice(0, 2), 1: Choice(0, 2)}))
+    assert [len(set(c.serves)) for c in merged.collectives] == [len(c.serves) for c in merged.collectives] == [1, 2, 1]
