@@ -223,15 +223,14 @@ class Field:
             raise self.fail(f"the field {name!r} is missing")
         return default
 
-    def version(self, format: str, noun: str, versions: Collection[int], foreign: str, unknown: str) -> int:
-        """The version of a file of this ``format``, a ``noun``. ``foreign``, ``unknown``: remedies for another format and version."""
+    def check_version(self, format: str, version: int, noun: str, foreign: str, unknown: str) -> None:
+        """Refuses a file of another format or version. ``noun``: what the file is; ``foreign``, ``unknown``: the remedies."""
         if not isinstance(self.value, dict) or self.value.get("format") != format:
             raise self.fail(f"the file is not a fxshard {noun}", foreign)
-        version = self.get("version", Field.whole)
-        if version not in versions:
-            newer = ": a newer fxshard wrote it" if version > max(versions) else ""
-            raise self.fail(f"the {noun} has format version {version}, which is unknown{newer}", unknown)
-        return version
+        found = self.get("version", Field.whole)
+        if found != version:
+            whose = "a newer" if found > version else "an older"
+            raise self.fail(f"the {noun} has format version {found}: {whose} fxshard wrote it", unknown)
 
     def record(self, needed: Readers, free: Readers | None = None) -> dict[str, Any]:
         """An object that has the fields ``needed``, perhaps some of ``free``, and no others, each read by its function."""

@@ -1,4 +1,4 @@
-"""Checks what keeps the rooms apart: the direction of imports, private torch names, and the length of files.
+"""Checks what keeps the packages apart: the direction of imports, private torch names, and the length of files.
 
     python tools/check_imports.py [root of the repository]
 
@@ -22,12 +22,11 @@ MEASURED = (PACKAGE, "tests", "tools", "bench", "examples")  # whose files may n
 PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbidden
 
 
-FLOORS = (
+LAYERS = (
     "errors",
     "_torch_compat files collecting timeline",
-    "sizes text_table memory_profile mesh shapes",
+    "byte_sizes text_table memory_profile mesh shapes",
     "layout graph",
-    "ops.norms",
     "plans ops",
     "strategies.engine",
     "strategies.tensors disk_cache",
@@ -65,12 +64,12 @@ FLOORS = (
     "cli",
     "__main__",
 )
-"""The rooms of fxshard/, from the ground up: each may import itself and what lies below its floor. A room is a folder or a file; a folder
+"""The packages of fxshard/, from the bottom up: each may import itself and the layers below. A package is a folder or a file; a folder
 that has no line of its own belongs to the one that holds it."""
 
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages.split()}
 ALONE = "solver"
-"""Knows numbers only: its rooms import nothing else of fxshard, nor torch."""
+"""Knows numbers only: its packages import nothing else of fxshard, nor torch."""
 
 
 @dataclass(frozen=True, order=True)
@@ -120,18 +119,18 @@ def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
                 yield Import(node.lineno, module, None, "")
 
 
-def room_of(module: str) -> str | None:
-    """The room of a dotted name in fxshard; "__init__" for the package's own public names, None for what no room holds."""
+def package_of(module: str) -> str | None:
+    """The package of a dotted name in fxshard; "__init__" for the package's own public names, None for what no package holds."""
     parts = module.split(".")[1:]
     known = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((room for room in known if room in FLOOR), None)
+    return next((package for package in known if package in LAYER), None)
 
 
-def imported_room(imported: Import) -> str | None:
-    """The room that an import reaches into. None as well for a module that no room holds: its file is reported, once."""
+def imported_package(imported: Import) -> str | None:
+    """The package that an import reaches into. None as well for a module that no package holds: its file is reported, once."""
     if imported.path.split(".")[0] != PACKAGE:
         return None
-    return room_of(imported.path) or ("__init__" if imported.module == PACKAGE else None)
+    return package_of(imported.path) or ("__init__" if imported.module == PACKAGE else None)
 
 
 def is_private(path: str) -> bool:
@@ -201,20 +200,22 @@ def private_attributes(tree: ast.Module, imports: list[Import]) -> Iterator[tupl
             yield node.lineno, f"{holder}.{node.attr}"
 
 
-def check_direction(room: str, imports: list[Import]) -> Iterator[tuple[int, str, str]]:
+def check_direction(package: str, imports: list[Import]) -> Iterator[tuple[int, str, str]]:
     for item in imports:
-        target = imported_room(item)
-        alone = room.split(".")[0] == ALONE
+        target = imported_package(item)
+        alone = package.split(".")[0] == ALONE
         if alone and item.path.split(".")[0] == "torch":
             remedy = "the solver knows numbers only: turn tensors into numpy arrays before they get there"
-            yield item.line, f"{room} imports {item.path}", remedy
-        if target is None or target == room:
+            yield item.line, f"{package} imports {item.path}", remedy
+        if target is None or target == package:
             continue
-        if FLOOR[target] >= FLOOR[room] or (alone and target.split(".")[0] != ALONE):
-            remedy = f"move what both need into a room below ({room} is on floor {FLOOR[room]} of {TABLE}), or take it as an argument"
+        if LAYER[target] >= LAYER[package] or (alone and target.split(".")[0] != ALONE):
+            remedy = (
+                f"move what both need into a package below ({package} is in layer {LAYER[package]} of {TABLE}), or take it as an argument"
+            )
             if target == "__init__":
-                remedy = f"import from the room that defines it, not from the public names above ({room})"
-            yield item.line, f"{room} imports {item.path}, against the direction of imports", remedy
+                remedy = f"import from the package that defines it, not from the public names above ({package})"
+            yield item.line, f"{package} imports {item.path}, against the direction of imports", remedy
 
 
 def check_file(root: Path, path: Path) -> Iterator[Violation]:
@@ -232,18 +233,18 @@ def check_file(root: Path, path: Path) -> Iterator[Violation]:
 
     imports = list(imports_of(tree, ".".join(relative.parent.parts)))
     ours = relative.parts[0] == PACKAGE
-    room = room_of(".".join(_module(relative))) if ours else None
-    if ours and room is None:
-        what = f"{PACKAGE} has no room named {relative.parts[1].removesuffix('.py')}"
-        yield Violation(str(relative), 1, what, f"move it into a room, or give it a place in FLOORS of {TABLE}")
-    if room is not None:
-        for line, what, remedy in check_direction(room, imports):
+    package = package_of(".".join(_module(relative))) if ours else None
+    if ours and package is None:
+        what = f"{PACKAGE} has no package named {relative.parts[1].removesuffix('.py')}"
+        yield Violation(str(relative), 1, what, f"move it into a package, or give it a place in LAYERS of {TABLE}")
+    if package is not None:
+        for line, what, remedy in check_direction(package, imports):
             yield Violation(str(relative), line, what, remedy)
-    if relative.parts[0] in PUBLIC_TORCH_ONLY and room != COMPAT:
+    if relative.parts[0] in PUBLIC_TORCH_ONLY and package != COMPAT:
         for line, name in private_names(tree, imports):
             remedy = f"use a public name, or give {PACKAGE}/{COMPAT} a function for it and call that"
             yield Violation(str(relative), line, f"private torch name {name}", remedy)
-    if room is not None and room != COMPAT:
+    if package is not None and package != COMPAT:
         for line, name in private_attributes(tree, imports):
             remedy = f"give {PACKAGE}/{COMPAT} a function for what is torch's, a public name to what is ours"
             yield Violation(str(relative), line, f"private attribute {name}", remedy)

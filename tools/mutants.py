@@ -1,11 +1,11 @@
 """Mutation check: breaks places of the code drawn at random, one at a time, and runs the tests until one fails.
 
-    python tools/mutants.py                       30 places of the rooms that decide, drawn by seed 0
+    python tools/mutants.py                       30 places of the packages that decide, drawn by seed 0
     python tools/mutants.py --list --seed 3       only says which
     python tools/mutants.py --only 7,12 --rings 3 some of them, against the whole suite
 
 Each mutant is one change of a copy of the repository: an operator, a comparison, a condition, a constant, min and max, a statement left
-out. Tests run in rings, the nearest first: the file of the same name, the folder that mirrors the room, the tests of planning and
+out. Tests run in rings, the nearest first: the file of the same name, the folder that mirrors the package, the tests of planning and
 lowering, the whole suite; a mutant that a ring catches goes no further. Exits with 1 if more than a tenth survive. A survivor is either
 equal to what it was made of (a cache's size, an order that decides nothing) or lacks a test: that is for a person to say.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "fxshard"
-ROOMS = ("solver", "passes", "layout", "strategies")
+PACKAGES = ("solver", "passes", "layout", "strategies")
 COPIED = ("fxshard", "tests", "tools", "bench", "examples", "pyproject.toml", "README.md", "docs", "Makefile")
 NEAR = ("tests/layout", "tests/solver", "tests/passes/planning", "tests/passes/lowering", "tests/passes/annotation", "tests/passes/memory")
 NEAR += ("tests/plans", "tests/strategies", "tests/models/test_equality.py")
@@ -156,9 +156,9 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     return sorted(set(places.found))
 
 
-def drawn(root: Path, rooms: tuple[str, ...], count: int, seed: int) -> list[Mutant]:
-    """``count`` mutants of the rooms, each place as likely as any other."""
-    files = [file for room in rooms for file in sorted((root / PACKAGE / room).rglob("*.py"))]
+def drawn(root: Path, packages: tuple[str, ...], count: int, seed: int) -> list[Mutant]:
+    """``count`` mutants of the packages, each place as likely as any other."""
+    files = [file for package in packages for file in sorted((root / PACKAGE / package).rglob("*.py"))]
     found = [one for file in files for one in mutants_of(str(file.relative_to(root)), file.read_text(encoding="utf-8"))]
     return sorted(random.Random(seed).sample(found, min(count, len(found))))
 
@@ -222,13 +222,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rooms", default=",".join(ROOMS))
+    parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--only", default="", help="numbers of mutants, 7,12 or 10-19")
     parser.add_argument("--rings", type=int, default=4, help="how many rings of tests a mutant goes through")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--pytest", default="", help="more arguments for pytest, as one text")
     chosen = parser.parse_args(arguments)
-    mutants = list(enumerate(drawn(ROOT, tuple(chosen.rooms.split(",")), chosen.count, chosen.seed)))
+    mutants = list(enumerate(drawn(ROOT, tuple(chosen.packages.split(",")), chosen.count, chosen.seed)))
     if chosen.only:
         numbers = set(_numbers(chosen.only))
         mutants = [(number, one) for number, one in mutants if number in numbers]

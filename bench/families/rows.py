@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from bench.families.family import Family
-from fxshard._torch_compat import dtensor_has_rule
+from fxshard._torch_compat.dtensor.rules import dtensor_has_rule
 from fxshard.errors import TraceError
 from fxshard.graph.call import Call
 from fxshard.mesh.mesh import Mesh

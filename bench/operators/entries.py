@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from fxshard._torch_compat import operator_database
+from fxshard._torch_compat.operators import operator_database
 
 SAMPLES = 4
 """Samples per entry, one from each quarter of its list."""

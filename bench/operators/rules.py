@@ -137,7 +137,7 @@ def _shards(verdict: Verdict) -> bool:
 def _theirs(sample: Sample, inputs: Sequence[Any]) -> bool:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from fxshard._torch_compat import dtensor_takes
+    from fxshard._torch_compat.dtensor.rules import dtensor_takes
 
     args, kwargs = pytree.tree_map(lambda a: functools.partial(_pick, a.index) if isinstance(a, Operand) else a, sample.marked)
     metas = [(tuple(t.shape), t.dtype) for t in sample.tensors]

@@ -17,7 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bench.planning.models import MODELS
-from fxshard._torch_compat import FakeTensorMode, aot_export_joint_with_descriptors, capture_dynamo_graph, pytree
+from fxshard._torch_compat import capture_dynamo_graph, pytree
+from fxshard._torch_compat.aot import aot_export_joint_with_descriptors
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
 from fxshard.passes.runner import Pass

@@ -18,7 +18,7 @@ import torch
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
 
-FORMAT, VERSION, READABLE_VERSIONS = "fxshard-program", 3, (2, 3)
+FORMAT, VERSION = "fxshard-program", 3
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 WEIGHTS = "fxshard/weights.safetensors"
@@ -206,8 +206,7 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
 
 def _read_manifest(root: Field) -> dict[str, str]:
     """Hashes by entry name."""
-    remedy = f"export it again; this fxshard reads version {READABLE_VERSIONS[0]} (static sizes only) and {READABLE_VERSIONS[1]}"
-    root.version(FORMAT, "program", READABLE_VERSIONS, NOT_A_PROGRAM, remedy)
+    root.check_version(FORMAT, VERSION, "program", NOT_A_PROGRAM, f"export it again; this fxshard reads version {VERSION}")
     written = root.get("torch", Field.text)
     if written != torch_version():
         remedy = f"export it again, or install torch {written}"

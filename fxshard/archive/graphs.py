@@ -23,8 +23,10 @@ from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec, SymIntArgument, TensorArgument
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import OpOverload, lazy_graph_module, pytree, schema_of
+from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.export_names import export_dtypes, export_memory_formats
+from fxshard._torch_compat.nodes import lazy_graph_module
+from fxshard._torch_compat.operators import schema_of
 from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
 from fxshard._torch_compat.sizes.needless_guards import without_needless_guards
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symbolic, oblivious, ranges_of, surely, symbolic_kernels

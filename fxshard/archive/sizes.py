@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, symbol_of
 from fxshard.errors import FileError
 from fxshard.files import Field, Readers

@@ -15,7 +15,7 @@ from typing import Any
 from fxshard._torch_compat import pytree
 from fxshard.errors import FileError
 from fxshard.files import Field
-from fxshard.graph.objects import LISTS, MAPPINGS, Builder, Opened, OutcomeSpec, Part, outcome_spec_of
+from fxshard.graph.objects import LISTS, MAPPINGS, Builder, CallResultSpec, Opened, ValueSpec, call_result_spec
 from fxshard.graph.planning_graph import Fixed, Number
 
 log = logging.getLogger("fxshard")
@@ -24,14 +24,14 @@ _KEYS = (str, int)
 
 def write_structure(spec: Any, what: str, *, replace: bool) -> Any:
     """``spec`` as plain data. A container of another class becomes a dict or tuple if ``replace``; else it raises FileError."""
-    after = outcome_spec_of(spec)
+    after = call_result_spec(spec)
     if after is not None:
         return _write_part(after.root, after, spec.children(), set(), what)
     leaves = iter(range(spec.num_leaves))
     return _write(spec, leaves, what, replace)
 
 
-def _write_part(part: Part, after: OutcomeSpec, ends: Sequence[Any], done: set[int], what: str) -> Any:
+def _write_part(part: ValueSpec, after: CallResultSpec, ends: Sequence[Any], done: set[int], what: str) -> Any:
     """A part of the results that may contain objects; an object becomes a dict of those attributes that a file can hold."""
     kind = part[0]
     if kind == "tensor" and part[1] not in done:
@@ -61,7 +61,7 @@ def _write_part(part: Part, after: OutcomeSpec, ends: Sequence[Any], done: set[i
     return {"value": Builder(()).value(part)}
 
 
-def _is_storable_part(key: Any, part: Part) -> bool:
+def _is_storable_part(key: Any, part: ValueSpec) -> bool:
     return type(key) in _KEYS and (part[0] not in ("value", "held") or (part[0] == "value" and _storable(Builder(()).value(part))))
 
 
@@ -116,14 +116,10 @@ def _read(field: Field, found: list[int]) -> Any:
     ((kind, value),) = entries.items()
     if kind == "dict":
         pairs = [pair.items(2) for pair in value.items()]
-        return {_key(key): _read(part, found) for key, part in pairs}
+        return {key.value if type(key.value) is int else key.text(): _read(part, found) for key, part in pairs}
     parts = [_read(part, found) for part in value.items()]
     return tuple(parts) if kind == "tuple" else parts
 
 
 def _storable(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
-
-
-def _key(field: Field) -> str | int:
-    return field.value if type(field.value) is int else field.text()

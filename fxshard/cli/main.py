@@ -285,7 +285,7 @@ def _check_output(options: argparse.Namespace) -> None:
 
 def _plan_options(options: argparse.Namespace) -> dict[str, Any]:
     """The options of a plan; unreadable ones are reported before torch and the rest of fxshard are imported."""
-    from fxshard.sizes import read_size
+    from fxshard.byte_sizes import read_size
 
     if options.memory_limit is not None:
         read_size(options.memory_limit, "--memory-limit")
@@ -370,7 +370,7 @@ def _end_layouts(texts: Sequence[str], option: str) -> dict[str, str] | str | No
 
 
 def _constraints(options: argparse.Namespace) -> list[Any]:
-    from fxshard.sizes import read_size
+    from fxshard.byte_sizes import read_size
 
     equal = [_checked_parts(text, text.split("="), "--equal", "layers.*.wq.weight=layers.0.wq.weight") for text in options.equal]
     forbid = [_checked_parts(text, text.rpartition("=")[::2], "--forbid", "layers.*.wq.weight=S(1)@dp") for text in options.forbid]

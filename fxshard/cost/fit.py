@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from fxshard.cost.collectives import collective_time, modelled_time_by_bytes
-from fxshard.cost.compute import compute_time, flops_of
+from fxshard.cost.compute import flops_of
+from fxshard.cost.timeline import unsharded_time
 from fxshard.errors import RunError
 from fxshard.graph.call import Call
-from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.mesh.hardware import Curve, Efficiency, Hardware, Link
 from fxshard.mesh.mesh import Mesh
-from fxshard.plans.plan_data import OpSpec
 
 COPY = "aten.clone.default"
 MIN_TIME = 1e-3
@@ -146,7 +145,7 @@ def drop_collective_curves(hardware: Hardware) -> Hardware:
 def op_errors(hardware: Hardware, ops: Iterable[OpTime]) -> list[PredictionErrors]:
     """Errors on the held-out operators, by name; a prediction is the launch plus ``compute_time``."""
     mesh = Mesh({"one": 1}, hardware)
-    found = [(one.name, _flops(one.call), hardware.launch + _unsharded_time(one.call, mesh), one.time) for one in ops if not one.fitted]
+    found = [(one.name, _flops(one.call), hardware.launch + unsharded_time(one.call, mesh), one.time) for one in ops if not one.fitted]
     return _errors(found)
 
 
@@ -206,11 +205,6 @@ def _curve(sizes: Sequence[int], times: Sequence[float]) -> Curve:
 
 def _flops(call: Call) -> float:
     return flops_of(call, [m.shape for m in call.operands], [m.shape for m in call.outputs if m is not None])
-
-
-def _unsharded_time(call: Call, mesh: Mesh) -> float:
-    whole = Layout.parse("R")
-    return compute_time(call, OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs)), mesh)
 
 
 def _links(mesh: Mesh, times: Sequence[CollectiveTime]) -> tuple[Link, Link | None]:

@@ -15,7 +15,8 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import pytree, storage_key
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import storage_key
 from fxshard._torch_compat.sizes.symbols import evaluated, expression, hint_of
 from fxshard.cost.liveness import BoundaryValue, Liveness
 from fxshard.graph.planning_graph import plain_shape, source_line

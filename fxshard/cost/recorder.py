@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, pytree, storage_key
+from fxshard._torch_compat import TorchDispatchMode, pytree
+from fxshard._torch_compat.fakes import storage_key
 
 
 class MemoryRecorder(TorchDispatchMode):

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from torch import fx
-from torch.distributed.tensor import Replicate
 
 from fxshard._torch_compat import OpOverload
 from fxshard.cost.collectives import collective_time
@@ -113,10 +112,11 @@ def _operator_time(node: fx.Node, mesh: Mesh) -> float:
     if node.op != "call_function" or is_getitem(node) or not isinstance(node.target, OpOverload) or name_of(node.target) in VIEWS:
         return 0.0
     call = example_call(node)
-    return _unsharded_time(call, mesh) if call.is_hashable else _unsharded_time.__wrapped__(call, mesh)
+    return unsharded_time(call, mesh) if call.is_hashable else unsharded_time.__wrapped__(call, mesh)
 
 
 @lru_cache(maxsize=4096)
-def _unsharded_time(call: Call, mesh: Mesh) -> float:
-    whole = Layout((Replicate(),) * mesh.ndim)
+def unsharded_time(call: Call, mesh: Mesh) -> float:
+    """Microseconds of an operator on whole tensors."""
+    whole = Layout.replicated(mesh.ndim)
     return compute_time(call, OpSpec((whole,) * len(call.operands), (whole,) * len(call.outputs)), mesh)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, pytree, storage_key
+from fxshard._torch_compat import TorchDispatchMode, pytree
+from fxshard._torch_compat.fakes import storage_key
 from fxshard.cost.liveness import BoundaryValue, Liveness
 from fxshard.memory_profile import HeldTensor, StepRun
 

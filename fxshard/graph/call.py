@@ -61,6 +61,13 @@ class Call:
         value = self.arg(position)
         return self.operands[value.index] if isinstance(value, Operand) else None
 
+    @property
+    def output(self) -> TensorMeta:
+        """The output of a call that has only one, a tensor."""
+        (out,) = self.outputs
+        assert out is not None
+        return out
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.op, self.args, self.kwargs, self.operands, self.outputs))
@@ -197,7 +204,8 @@ def _new_call(node: fx.Node) -> Call:
     places = iter(range(len(read)))
     args = tuple(_frozen(a, places) for a in node.args)
     kwargs = tuple(sorted((k, _frozen(v, places)) for k, v in node.kwargs.items()))
-    return Call(name_of(node.target), args, kwargs, tuple(map(_meta, read)), tuple(None if v is None else _meta_of(v) for v in given))
+    reads = tuple(_meta_of(operand.meta["val"]) for operand in read)
+    return Call(name_of(node.target), args, kwargs, reads, tuple(None if v is None else _meta_of(v) for v in given))
 
 
 def _frozen(value: Any, places: Iterator[int]) -> Any:
@@ -209,10 +217,6 @@ def _frozen(value: Any, places: Iterator[int]) -> Any:
     if isinstance(value, dict):
         return {k: _frozen(v, places) for k, v in value.items()}
     return value
-
-
-def _meta(node: fx.Node) -> TensorMeta:
-    return _meta_of(node.meta["val"])
 
 
 def _meta_of(value: torch.Tensor) -> TensorMeta:

@@ -4,7 +4,7 @@ An object of a class written in Python (a Hugging Face ``Cache``, a dataclass) i
 such argument by ``Opened``, a pytree node whose leaves are the tensors in it, with names such as ``kwargs['cache'].layers[0].keys``. The
 rest of the object's state is part of the tree structure, so that a call with another state is another call.
 
-The results of a call and its changes to the objects it was given form an ``Outcome``, whose new tensors are the program's outputs.
+The results of a call and its changes to the objects it was given form a ``CallResult``, whose new tensors are the program's outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LISTS, MAPPINGS = (list,), (dict, OrderedDict)
 FOREIGN = ("torch", "builtins", "functools", "pybind11_builtins")
 """Packages whose classes have state outside their attributes."""
 
-Part = tuple[Any, ...]
+ValueSpec = tuple[Any, ...]
 """A flattened value: ``("tensor", k)``; ``("value", type, value)``, a constant; ``("held", Opaque)``, an opaque object; ``("node", k)``,
 the k-th object, list or dict; ``("tuple", type, parts)``; ``("tree", type, context, parts)``, another pytree; ``("length", k)``, an
 integer, carried as the length of tensor k. In an outcome also ``("given", k)``, leaf k of the arguments, and ``("given length", k)``, its
@@ -62,7 +62,7 @@ class ObjectState:
 
     kind: type
     keys: tuple[Any, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ValueSpec, ...]
 
 
 @cached_by_target
@@ -103,7 +103,7 @@ class Flattener:
     it); ``nodes``: descriptions of the ``objects`` found. ``known``: parts by id, looked up first (tensors that a call was given).
     ``counted``: integers that are leaves; ``lengths``: their leaf indices, in order, if the call was flattened before."""
 
-    known: Mapping[int, Part] = field(default_factory=dict)
+    known: Mapping[int, ValueSpec] = field(default_factory=dict)
     counted: Counted = frozenset()
     lengths: Iterator[int] | None = None
     tensors: list[Any] = field(default_factory=list)
@@ -112,11 +112,11 @@ class Flattener:
     nodes: list[ObjectState | None] = field(default_factory=list)
     objects: list[Any] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
-    seen: dict[int, Part] = field(default_factory=dict)
+    seen: dict[int, ValueSpec] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
     """Keeps integers alive that ``seen`` knows by their ``id``, so that the ids are not reused."""
 
-    def part(self, value: Any, path: str, of: int = -1, steps: tuple[Step, ...] = ()) -> Part:
+    def part(self, value: Any, path: str, of: int = -1, steps: tuple[Step, ...] = ()) -> ValueSpec:
         kind = type(value)
         if kind in _PLAIN:
             return ("value", kind, value.hex() if kind is float else value)
@@ -125,7 +125,7 @@ class Flattener:
         if id(value) in self.seen:
             return self.seen[id(value)]
         if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
-            found: Part = ("length" if isinstance(value, torch.SymInt) else "tensor", len(self.tensors))
+            found: ValueSpec = ("length" if isinstance(value, torch.SymInt) else "tensor", len(self.tensors))
             self.tensors.append(value)
             self.paths.append(path)
             self.reached.append((of, steps))
@@ -141,7 +141,7 @@ class Flattener:
             return found
         return self._fixed(value, path, of, steps)
 
-    def _fixed(self, value: Any, path: str, of: int, steps: tuple[Step, ...]) -> Part:
+    def _fixed(self, value: Any, path: str, of: int, steps: tuple[Step, ...]) -> ValueSpec:
         """The part for a tuple, another registered pytree class, or an opaque object."""
         kind = type(value)
         if kind is tuple or pytree.is_namedtuple_instance(value):
@@ -172,7 +172,7 @@ class Flattener:
             ]
         return ObjectState(kind, tuple(keys), tuple(found))
 
-    def _length(self, value: Any, path: str) -> Part:
+    def _length(self, value: Any, path: str) -> ValueSpec:
         """The part for an integer that is a leaf; a constant if it cannot be a size."""
         if type(value) in _PLAIN and not (type(value) is int and 0 <= value < COUNTER_LIMIT):
             return self.part(value, path)
@@ -216,10 +216,6 @@ class Opened:
         self.walk.part(value, "")
 
 
-def _flatten(opened: Opened) -> tuple[list[Any], tuple[ObjectState, ...]]:
-    return opened.walk.tensors, _all(opened.walk.nodes)
-
-
 def _flatten_with_keys(opened: Opened) -> tuple[list[tuple[Any, Any]], tuple[ObjectState, ...]]:
     walk = opened.walk
     return [(_Path(path), x) for path, x in zip(walk.paths, walk.tensors, strict=True)], _all(walk.nodes)
@@ -243,7 +239,9 @@ def _unflatten(tensors: Any, nodes: tuple[ObjectState, ...]) -> Any:
     return Builder(nodes, list(tensors)).objects[0]
 
 
-pytree.register_pytree_node(Opened, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
+pytree.register_pytree_node(
+    Opened, lambda opened: (opened.walk.tensors, _all(opened.walk.nodes)), _unflatten, flatten_with_keys_fn=_flatten_with_keys
+)
 
 
 def open_call(
@@ -337,7 +335,7 @@ class Builder:
             if node is not None:
                 _fill(target, node, [self.value(part) for part in node.parts])
 
-    def value(self, part: Part) -> Any:
+    def value(self, part: ValueSpec) -> Any:
         what, one = part[0], part[1]
         if what == "tensor":
             return self.tensors[one]
@@ -383,13 +381,13 @@ def _fill(target: Any, node: ObjectState, values: Sequence[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class OutcomeSpec:
-    """The structure of an ``Outcome``: the call's result (``root``) and its objects. The first of ``nodes`` are the objects that the call
+class CallResultSpec:
+    """The structure of a ``CallResult``: the call's result (``root``) and its objects. The first of ``nodes`` are the objects that the call
     was given, None for one that it did not change; ``before``: the same objects before the call. Tensors are outputs of the program, in
     the order of ``paths``, or leaves of the arguments. ``inside``: outputs that are only inside an object, not in plain containers;
     ``counts``: paths of the integers in objects that the call changes; ``counters``: those of them that are attributes."""
 
-    root: Part
+    root: ValueSpec
     nodes: tuple[ObjectState | None, ...]
     before: tuple[ObjectState, ...]
     paths: tuple[str, ...]
@@ -399,16 +397,16 @@ class OutcomeSpec:
 
     @property
     def spec(self) -> pytree.TreeSpec:
-        """The structure of the program's outputs, which unflattens to an ``Outcome``."""
-        return pytree.TreeSpec(Outcome, self, [pytree.treespec_leaf() for _ in self.paths])
+        """The structure of the program's outputs, which unflattens to a ``CallResult``."""
+        return pytree.TreeSpec(CallResult, self, [pytree.treespec_leaf() for _ in self.paths])
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The results of a call and its changes to objects: ``OutcomeSpec`` with the values of the outputs."""
+class CallResult:
+    """The results of a call and its changes to objects: ``CallResultSpec`` with the values of the outputs."""
 
     values: Sequence[Any]
-    after: OutcomeSpec
+    after: CallResultSpec
 
     def apply(self, objects: Sequence[Any], given: Sequence[Any], device: torch.device | None = None) -> Any:
         """Applies the call's changes to its ``objects``, in place, and returns the model's result. ``given``: leaves of the arguments.
@@ -422,18 +420,18 @@ class Outcome:
         return self.apply(Builder(self.after.before, (), given).objects, given)
 
 
-pytree.register_pytree_node(Outcome, lambda x: (list(x.values), x.after), lambda values, after: Outcome(list(values), after))
+pytree.register_pytree_node(CallResult, lambda x: (list(x.values), x.after), lambda values, after: CallResult(list(values), after))
 
 
-def outcome_spec_of(spec: pytree.TreeSpec) -> OutcomeSpec | None:
-    """The ``OutcomeSpec`` in the structure of a program's outputs, None if they are not an ``Outcome``."""
-    return spec.context if spec.type is Outcome else None
+def call_result_spec(spec: pytree.TreeSpec) -> CallResultSpec | None:
+    """The ``CallResultSpec`` in the structure of a program's outputs, None if they are not a ``CallResult``."""
+    return spec.context if spec.type is CallResult else None
 
 
 def lengths_after(spec: pytree.TreeSpec, leaves: int) -> list[int | None]:
     """For each of the ``leaves`` of a call the integer that it carries after the call; None if it does not change or carries none."""
     found: list[int | None] = [None] * leaves
-    after = outcome_spec_of(spec)
+    after = call_result_spec(spec)
     for old, new in zip(after.before, after.nodes, strict=False) if after is not None else ():
         parts = {} if new is None else dict(zip(new.keys, new.parts, strict=True))
         for key, was in zip(old.keys, old.parts, strict=True):
@@ -444,5 +442,5 @@ def lengths_after(spec: pytree.TreeSpec, leaves: int) -> list[int | None]:
 
 def outputs_in_objects(spec: pytree.TreeSpec) -> dict[str, str]:
     """The names of a program's outputs that are inside objects -> their paths."""
-    after = outcome_spec_of(spec)
+    after = call_result_spec(spec)
     return {} if after is None else {f"outputs[{i}]": after.paths[i] for i in sorted(after.inside)}

@@ -24,6 +24,7 @@ from fxshard._torch_compat.sizes.symbols import are_numbers, hint_of, is_symboli
 from fxshard.graph.side_effects import Attribute, SideEffects
 from fxshard.graph.targets import cached_by_target, name_of
 from fxshard.shapes import GraphFamily
+from fxshard.shapes.arguments import path_name
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _PASSES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "passes", "")
@@ -214,11 +215,7 @@ pytree.register_pytree_node(Number, lambda x: ([x.value], None), _as_number)
 def constants_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Arguments that are not tensors, by path (``args[1]``): numbers, strings and None unchanged, others as a description."""
     paths = pytree.tree_flatten_with_path((tuple(args), dict(kwargs or {})))[0]
-    return {
-        ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]): _constant(value)
-        for path, value in paths
-        if not isinstance(value, torch.Tensor)
-    }
+    return {path_name(path): _constant(value) for path, value in paths if not isinstance(value, torch.Tensor)}
 
 
 def _constant(value: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fxshard._torch_compat.sizes.symbols import evaluated
-from fxshard.graph.objects import Builder, ObjectState, Part, Step
+from fxshard.graph.objects import Builder, ObjectState, Step, ValueSpec
 
 Attribute = tuple[int, str]
 """(index of the module in ``model.modules()``, attribute name)."""
@@ -47,7 +47,7 @@ class Write:
     path: str
     where: str
     form: str
-    parts: tuple[Part, ...]
+    parts: tuple[ValueSpec, ...]
     keys: tuple[Any, ...] = ()
 
     @property

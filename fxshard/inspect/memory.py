@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from fxshard.byte_sizes import exact_size, size_text
 from fxshard.memory_profile import HeldTensor, MemoryProfile
-from fxshard.sizes import exact_size, size_text
 from fxshard.text_table import fitted, labelled
 
 SHOWN, ROWS, WIDTH = 5, 12, 32

@@ -8,13 +8,13 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
 from fxshard.inspect.data import Subject, plan_of, traffic
 from fxshard.plans.plan_data import PlannedCollective, by_cause
 from fxshard.plans.plan_text import merged_names_with_counts, summary_rows
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ProgramCollective, ShardedProgram
-from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled
 
 
@@ -25,7 +25,7 @@ def summary(subject: Subject) -> str:
     parts = [_head(subject), _traffic(subject), _parameters(plan)]
     if isinstance(subject, ShardedProgram):
         parts += [_ends(subject), _sizes(subject), _guards(subject)]
-    parts.append(_fallbacks(plan))
+    parts += [_table(found, (heading, "reason")) for heading, found in by_cause(plan.fallbacks).items()]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -133,10 +133,6 @@ def _sizes(program: ShardedProgram) -> str:
 def _guards(program: ShardedProgram) -> str:
     rows = [(guard.condition, guard.where) for guard in program.guards]
     return _table(rows, ("taken for granted", "by")) if rows else ""
-
-
-def _fallbacks(plan: ShardingPlan) -> str:
-    return "\n\n".join(_table(found, (heading, "reason")) for heading, found in by_cause(plan.fallbacks).items())
 
 
 def _shape(shape: Sequence[int | str]) -> str:

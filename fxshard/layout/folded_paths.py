@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout.layouts import Folded, Layout, nest_of, sharded_dim
+from fxshard.layout.layouts import FoldedShard, Layout, nest_of, sharded_dim
 from fxshard.layout.steps import Step, is_legal, single_step
 
 STEP_ORDER = {"slice": 0, "reduce_scatter": 1, "all_to_all": 2, "all_gather": 3}
@@ -64,12 +64,12 @@ def _targets(layout: Layout, axis: int, still: Sequence[int], ndim: int) -> Iter
         held, nest = layout.held_on(dim), layout.nest_on(dim)
         yield Shard(dim)
         if nest:
-            yield Folded(dim, nest)
+            yield FoldedShard(dim, nest)
             continue
         others = [a for a in still if a != axis and a not in held]
         for count in range(1, len(others) + 1):
             for more in itertools.combinations(others, count):
-                yield Folded(dim, tuple(sorted((*held, axis, *more))))
+                yield FoldedShard(dim, tuple(sorted((*held, axis, *more))))
 
 
 def _renamed_path(path: Path, names: dict[int, int]) -> Path:
@@ -82,4 +82,4 @@ def _renamed(placement: Placement, names: dict[int, int]) -> Placement:
     dim, nest = sharded_dim(placement), nest_of(placement)
     if dim is None:
         return placement
-    return Folded(names[dim], nest) if nest else Shard(names[dim])
+    return FoldedShard(names[dim], nest) if nest else Shard(names[dim])

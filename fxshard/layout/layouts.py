@@ -25,7 +25,7 @@ _TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})\)|P(?:\((\w+)\))?")
 
 
 @dataclass(frozen=True)
-class Folded(Placement):
+class FoldedShard(Placement):
     """The placement of a shard between two redistribution steps; values in a plan never have it. Tensor dim ``dim`` is cut over the axes of
     ``nest`` in turn, with each piece padded to the ceil size. The axis holds only its own pieces; for the axes of ``nest`` that do not
     shard ``dim`` at the moment, a rank holds all pieces, in the order of ``nest``. Arises when an outer axis leaves the dim before an
@@ -38,8 +38,8 @@ class Folded(Placement):
     def __post_init__(self) -> None:
         super().__init__()  # a dataclass does not call torch's initialiser
 
-    def __reduce__(self) -> tuple[type[Folded], tuple[int, tuple[int, ...]]]:
-        return Folded, (self.dim, self.nest)
+    def __reduce__(self) -> tuple[type[FoldedShard], tuple[int, tuple[int, ...]]]:
+        return FoldedShard, (self.dim, self.nest)
 
 
 def sharded_dim(placement: Placement) -> int | None:
@@ -151,7 +151,7 @@ def placement_str(placement: Placement) -> str:
         return f"S({placement.dim})"
     if isinstance(placement, Partial):
         return "P" if placement.reduce_op == "sum" else f"P({placement.reduce_op})"
-    if isinstance(placement, Folded):
+    if isinstance(placement, FoldedShard):
         return f"S({placement.dim} in {','.join(map(str, placement.nest))})"
     raise LayoutError(f"placement {placement!r} is not supported", remedy="use Shard, Replicate or Partial")
 
@@ -280,7 +280,7 @@ def check_layout(layout: Layout, ndim: int, axes: int, what: str) -> Layout:
 def normalised_placement(placement: Placement, ndim: int, what: str) -> Placement:
     """``placement`` with a non-negative dim; raises LayoutError when the dim is out of range for ``ndim`` dims."""
     if not isinstance(placement, Shard):
-        if isinstance(placement, Folded):
+        if isinstance(placement, FoldedShard):
             raise LayoutError(
                 f"{what} cannot have the placement {placement_str(placement)}", remedy="only redistributions pass through such layouts"
             )

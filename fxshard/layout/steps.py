@@ -1,7 +1,7 @@
 """One redistribution step: a change of placement on one axis. When it is legal, which layout it leaves, how many bytes a rank sends.
 
 Shards of a dim over several axes nest in mesh order. A step that moves the innermost axis of a dim goes between plain layouts. An axis
-may also leave a dim that an inner axis still shards, or enter a dim before an outer one: then the dim is *folded* (``layouts.Folded``)
+may also leave a dim that an inner axis still shards, or enter a dim before an outer one: then the dim is *folded* (``layouts.FoldedShard``)
 until the other axes have moved too.
 Bytes are those of ring algorithms on n ranks: all-reduce 2(n-1)/n of the buffer, all-gather and reduce-scatter (n-1)/n of
 the gathered buffer, all-to-all (n-1)/n of the local buffer; all at ceil sizes, which a padded collective sends.
@@ -18,7 +18,7 @@ from functools import lru_cache
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout.layouts import Folded, Layout, ceil_shape, nest_of, placement_str, sharded_dim
+from fxshard.layout.layouts import FoldedShard, Layout, ceil_shape, nest_of, placement_str, sharded_dim
 from fxshard.mesh.mesh import Mesh
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
@@ -86,7 +86,7 @@ def _after(step: Step, layout: Layout) -> Layout:
         nest = (nest_of(step.target) if entered else layout.nest_on(dim)) or layout.held_on(dim)
         plain = not nest_of(step.target) if entered else held == nest[: len(held)]
         for axis in held:
-            found[axis] = Shard(dim) if plain else Folded(dim, nest)
+            found[axis] = Shard(dim) if plain else FoldedShard(dim, nest)
     return Layout(found)
 
 

@@ -52,7 +52,7 @@ def load(path: str | Path) -> Hardware:
     """Reads a hardware file; raises FileError with the file, the field, the problem and the remedy."""
     root = parse_json(read_bytes(path), str(path), MAKE)
     remedy = f"measure again with fxshard calibrate, or read it with the fxshard that wrote it; this one reads version {VERSION}"
-    root.version(FORMAT, "hardware file", (VERSION,), MAKE, remedy)
+    root.check_version(FORMAT, VERSION, "hardware file", MAKE, remedy)
     return _read_numbers(root, ("format", "version", "made", "errors"))
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fxshard.ops.kernels import operator
+
 aten = torch.ops.aten
 
 
@@ -25,28 +27,36 @@ def _ungroup(grad: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Te
     return grad.unflatten(-3, (kv.shape[-3], -1)).sum(-3) if enable_gqa else grad
 
 
-def _bias(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """A mask as an additive bias: True keeps."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+def _bias(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """A mask as an additive bias, where True keeps; whole on CUDA, as its kernel requires."""
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+    return mask if mask is None or q.device.type != "cuda" else mask.expand(*q.shape[:-1], k.shape[-2])
 
 
-@torch.library.custom_op("fxshard::sdpa", mutates_args=())
+def _lse_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+@operator(lambda q, k, v, *_: (q.new_empty([*q.shape[:-1], v.shape[-1]]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))))
 def sdpa(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None, enable_gqa: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of q [b, h, s, d] over k, v [b, h or h/g, t, d] -> (out [b, h, s, d], logsumexp [b, h, s])."""
-    out, lse = forward_kernel(q, k, v, mask, is_causal, scale, enable_gqa)
+    """Attention of q [b, h, s, d] over k, v [b, h or h/g, t, d] -> (out [b, h, s, d], logsumexp [b, h, s]).
+
+    Runs the device's kernel in aten: flash on CPU, memory-efficient on CUDA.
+    """
+    q, keys, values = _rows(q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa))
+    bias = _bias(mask, q, k)
+    if q.device.type == "cuda":
+        out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, keys, values, bias, True, 0.0, is_causal, scale=scale)
+        lse = lse[..., : q.shape[-2]]
+    else:
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, is_causal, attn_mask=bias, scale=scale)
     return out.contiguous(), lse.contiguous()
 
 
-@sdpa.register_fake
-def _(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty([*q.shape[:-1], v.shape[-1]]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))
-
-
-@torch.library.custom_op("fxshard::sdpa_backward", mutates_args=())
+@operator(lambda grad, q, k, v, *_: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)))
 def sdpa_backward(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -60,15 +70,20 @@ def sdpa_backward(
     enable_gqa: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v."""
-    dq, dk, dv = backward_kernel(grad, q, k, v, out, lse, mask, is_causal, scale, enable_gqa)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous()
-
-
-@sdpa_backward.register_fake
-def _(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    grad, q, keys, values, out = _rows(grad, q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), out)
+    bias = _bias(mask, q, k)
+    if q.device.type == "cuda":
+        padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
+        unused = torch.zeros((), dtype=torch.int64, device=q.device)
+        grads = aten._scaled_dot_product_efficient_attention_backward(
+            grad, q, keys, values, bias, out, padded, unused, unused, 0.0, [True, True, True, False], is_causal, scale=scale
+        )
+        dq, dk, dv = grads[:3]
+    else:
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, keys, values, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
+        )
+    return dq.contiguous(), _ungroup(dk, k, enable_gqa).contiguous(), _ungroup(dv, v, enable_gqa).contiguous()
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -82,41 +97,4 @@ def _backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return (*grads, None, None, None, None)
 
 
-sdpa.register_autograd(_backward, setup_context=_setup)
-
-
-def _lse_dtype(q: torch.Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
-def forward_kernel(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The device's kernel in aten: flash on CPU, memory-efficient on CUDA."""
-    q, keys, values = _rows(q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa))
-    bias = _bias(mask, q)
-    if q.device.type == "cuda":
-        if bias is not None:
-            bias = bias.expand(*q.shape[:-1], k.shape[-2])
-        out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, keys, values, bias, True, 0.0, is_causal, scale=scale)
-        return out, lse[..., : q.shape[-2]]
-    return aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, is_causal, attn_mask=bias, scale=scale)
-
-
-def backward_kernel(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, is_causal: bool, scale: Any, enable_gqa: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad, q, keys, values, out = _rows(grad, q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), out)
-    bias = _bias(mask, q)
-    if q.device.type == "cuda":
-        if bias is not None:
-            bias = bias.expand(*q.shape[:-1], k.shape[-2])
-        padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
-        unused = torch.zeros((), dtype=torch.int64, device=q.device)
-        grads = aten._scaled_dot_product_efficient_attention_backward(
-            grad, q, keys, values, bias, out, padded, unused, unused, 0.0, [True, True, True, False], is_causal, scale=scale
-        )
-        dq, dk, dv = grads[:3]
-    else:
-        dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, keys, values, out, lse, 0.0, is_causal, attn_mask=bias, scale=scale
-        )
-    return dq, _ungroup(dk, k, enable_gqa), _ungroup(dv, v, enable_gqa)
+torch.library.register_autograd("fxshard::sdpa", _backward, setup_context=_setup)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from fxshard.ops.kernels import KERNELS
+
 
 @torch.library.custom_op("fxshard::einsum", mutates_args=())
 def einsum(a: torch.Tensor, b: torch.Tensor, equation: str) -> torch.Tensor:
@@ -78,4 +80,5 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.
     return to_a, to_b, None
 
 
+KERNELS[torch.ops.fxshard.einsum.default] = einsum_kernel
 einsum.register_autograd(_backward, setup_context=_setup)

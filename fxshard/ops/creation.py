@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.types import Number
@@ -18,6 +17,4 @@ def constant(values: Sequence[Number], shape: Sequence[int], dtype: torch.dtype,
     return torch.tensor(values, dtype=dtype, device=device).reshape(shape)
 
 
-@constant.register_fake
-def _(values: Any, shape: Any, dtype: Any, device: Any = None) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=device)
+constant.register_fake(lambda values, shape, dtype, device=None: torch.empty(shape, dtype=dtype, device=device))

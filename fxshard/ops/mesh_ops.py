@@ -11,6 +11,4 @@ def axis_index(axis: str) -> torch.Tensor:
     raise RuntimeError(f"axis_index({axis!r}) has no value before the program is bound to a mesh")
 
 
-@axis_index.register_fake
-def _(axis: str) -> torch.Tensor:
-    return torch.empty((), dtype=torch.int64)
+axis_index.register_fake(lambda axis: torch.empty((), dtype=torch.int64))

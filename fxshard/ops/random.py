@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fxshard.ops import counter
+from fxshard.ops.kernels import operator
 
 KINDS = ("uniform", "normal", "integers", "permutation")
 """In this order: in [0, 1); with mean 0 and standard deviation 1; from low to high - 1; each of 0 to n - 1 once."""
@@ -32,9 +33,7 @@ def rng_seed() -> torch.Tensor:
     return torch.randint(0, 2**62, (), dtype=torch.int64)
 
 
-@rng_seed.register_fake
-def _() -> torch.Tensor:
-    return torch.empty((), dtype=torch.int64)
+rng_seed.register_fake(lambda: torch.empty((), dtype=torch.int64))
 
 
 def draw_elements(kind: str, low: Any, high: int, dtype: torch.dtype, keys: counter.Words, index: counter.Words) -> torch.Tensor:
@@ -177,9 +176,7 @@ def random(
     return draw(kind, low, high, shape, dtype, seed, call, device=device)
 
 
-@random.register_fake
-def _(kind: str, low: int, high: int, shape: Any, dtype: Any, seed: Any, call: int, device: Any = None) -> torch.Tensor:
-    return _empty_by(seed, shape, dtype, device)
+random.register_fake(lambda kind, low, high, shape, dtype, seed, call, device=None: _empty_by(seed, shape, dtype, device))
 
 
 @torch.library.custom_op("fxshard::random_shard", mutates_args=())
@@ -202,24 +199,11 @@ def random_shard(
 
 
 @random_shard.register_fake
-def _(
-    kind: str,
-    low: int,
-    high: int,
-    shape: Any,
-    dtype: Any,
-    seed: Any,
-    call: int,
-    sizes: Any,
-    cut: Any,
-    offsets: Any,
-    device: Any = None,
-    rng: str = GENERATORS[0],
-) -> torch.Tensor:
-    return _empty_by(seed, sizes, dtype, device)
+def _(kind: str, low: int, high: int, shape: Any, dtype: Any, seed: Any, call: int, sizes: Any, cut: Any, offsets: Any, *more: Any) -> Any:
+    return _empty_by(seed, sizes, dtype, *more[:1])
 
 
-def _empty_by(seed: Any, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+def _empty_by(seed: Any, shape: Any, dtype: torch.dtype, device: Any = None) -> torch.Tensor:
     """An empty tensor on ``device``, by default the seed's; on meta if the seed is, for shape inference."""
     return torch.empty(shape, dtype=dtype, device=seed.device if device is None or seed.device.type == "meta" else device)
 
@@ -230,9 +214,7 @@ def draw_keys(seed: torch.Tensor, first: int, count: int, device: torch.device |
     return counter.keys_of(int(seed), first, count).to(device or seed.device)
 
 
-@draw_keys.register_fake
-def _(seed: Any, first: int, count: int, device: Any = None) -> torch.Tensor:
-    return _empty_by(seed, (2, count), torch.int32, device)
+draw_keys.register_fake(lambda seed, first, count, device=None: _empty_by(seed, (2, count), torch.int32, device))
 
 
 @torch.library.custom_op("fxshard::keep_mask", mutates_args=())
@@ -252,10 +234,8 @@ def keep_mask(
 
 
 @keep_mask.register_fake
-def _(
-    p: float, seed: Any, call: int, shape: Any, sizes: Any, cut: Any, offsets: Any, device: Any = None, rng: str = GENERATORS[0]
-) -> torch.Tensor:
-    return _empty_by(seed, sizes, torch.bool, device)
+def _(p: float, seed: Any, call: int, shape: Any, sizes: Any, cut: Any, offsets: Any, *more: Any) -> torch.Tensor:
+    return _empty_by(seed, sizes, torch.bool, *more[:1])
 
 
 def mask_and_scale(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
@@ -273,23 +253,21 @@ def dropout(x: torch.Tensor, p: float, seed: torch.Tensor, call: int, inside: st
     return mask_and_scale(x, mask, p).contiguous(), mask
 
 
-@dropout.register_fake
-def _(x: Any, p: float, seed: Any, call: int, inside: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+def _masked(x: Any, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
 
 
-@torch.library.custom_op("fxshard::dropout_backward", mutates_args=())
+dropout.register_fake(_masked)
+
+
+@operator(lambda grad, *_: grad.new_empty(grad.shape))
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     """The gradient where the mask is True, scaled like the forward."""
-    return mask_and_scale(grad, mask, p).contiguous()
+    return mask_and_scale(grad, mask, p)
 
 
-@dropout_backward.register_fake
-def _(grad: Any, mask: Any, p: float) -> torch.Tensor:
-    return grad.new_empty(grad.shape)
-
-
-def dropout_shard_kernel(
+@operator(_masked)
+def dropout_shard(
     x: torch.Tensor,
     p: float,
     seed: torch.Tensor,
@@ -305,16 +283,6 @@ def dropout_shard_kernel(
     """
     mask = torch.ops.fxshard.keep_mask(p, seed, call, shape, x.shape, cut, offsets, x.device, rng)
     return mask_and_scale(x, mask, p).contiguous(), mask
-
-
-dropout_shard = torch.library.custom_op("fxshard::dropout_shard", dropout_shard_kernel, mutates_args=())
-
-
-@dropout_shard.register_fake
-def _(
-    x: Any, p: float, seed: Any, call: int, shape: Any, cut: Any, offsets: Any, rng: str = GENERATORS[0]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=torch.bool)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -341,4 +309,4 @@ def _backward_twice(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return torch.ops.fxshard.dropout_backward(grad, mask, ctx.p), None, None
 
 
-dropout_backward.register_autograd(_backward_twice, setup_context=_setup_twice)
+torch.library.register_autograd("fxshard::dropout_backward", _backward_twice, setup_context=_setup_twice)

@@ -8,12 +8,12 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.plans.plan_data import AGAIN, OpSpec, PlanData, PlannedNode, Redistribution
 from fxshard.plans.plan_text import cost_text, merged_names, time_text
-from fxshard.sizes import size_text
 from fxshard.text_table import fitted
 
 SHOWN = 10
@@ -166,7 +166,7 @@ class Comparison:
             _table(
                 [
                     (m.value, (f"{m.source} -> {m.target}", ", ".join(m.steps), *(_cost(c, self.unit[0]) for c in (m.before, m.after))))
-                    for m in sorted(self._weightiest_moves(), key=lambda m: m.value not in near)
+                    for m in sorted(self.moves, key=lambda m: (m.value not in near, -abs((m.after or 0.0) - (m.before or 0.0))))
                 ],
                 ("redistribution of", "layouts", "steps", "before", "after"),
             ),
@@ -190,9 +190,6 @@ class Comparison:
         again = ComputeChange(f"{count_text(len(second), 'node')}, again", "", sum(c.before for c in second), sum(c.after for c in second))
         others = [c for c in self.compute if c not in second]
         return sorted([*others, *([again] if second else [])], key=lambda c: -abs(c.after - c.before))
-
-    def _weightiest_moves(self) -> list[Move]:
-        return sorted(self.moves, key=lambda m: -abs((m.after or 0.0) - (m.before or 0.0)))
 
 
 def compare(before: PlanData, after: PlanData) -> Comparison:

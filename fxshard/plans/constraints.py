@@ -18,9 +18,9 @@ from typing import Any
 
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard.byte_sizes import read_size
 from fxshard.errors import OptionError, a_kind
 from fxshard.layout.layouts import placement_str
-from fxshard.sizes import read_size
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fxshard.sizes import size_text
+from fxshard.byte_sizes import size_text
 
 
 @dataclass(frozen=True)

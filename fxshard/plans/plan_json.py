@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
 from fxshard.files import Field, Readers, atomic_file, parse_json, read_bytes, write_json
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
-from fxshard.layout.layouts import Folded, Layout, check_layout, placement_str
+from fxshard.layout.layouts import FoldedShard, Layout, check_layout, placement_str
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
 from fxshard.memory_profile import KINDS
 from fxshard.mesh.hardware import HARDWARE
@@ -35,7 +35,7 @@ BY_HAND = (
     f'make the plan again; one written by hand needs "format": "{FORMAT}", "version": {FORMAT_VERSION}, "partial": true, '
     '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
 )
-UNREADABLE = f"make the plan again, or read it with the fxshard that wrote it; this one reads versions 1 to {FORMAT_VERSION}"
+UNREADABLE = f"make the plan again, or read it with the fxshard that wrote it; this one reads version {FORMAT_VERSION}"
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
 OTHERS = "other axes cut the same dim, or pending values there would be reduced in another order"
 ROUNDING = 1e-9
@@ -148,7 +148,7 @@ def load(make: type[Plan], path: str | Path) -> Plan:
 def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
-    version = root.version(FORMAT, "plan", READABLE, BY_HAND, UNREADABLE)
+    root.check_version(FORMAT, FORMAT_VERSION, "plan", BY_HAND, UNREADABLE)
     partial, mesh = root.get("partial", Field.boolean, False), root.get("mesh", read_mesh)
     decided: Readers = {
         "train": Field.boolean,
@@ -158,7 +158,7 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
         "certificate": _read_certificate,
         "inputs": lambda f: f.tuple_of(_read_end),
         "outputs": lambda f: f.tuple_of(_read_end),
-        "memory": lambda f: _read_memory(f, version),
+        "memory": _read_memory,
         "memory_limit": lambda f: f.optional(Field.whole),
         "fallbacks": lambda f: f.tuple_of(_read_fallback),
     }
@@ -181,25 +181,10 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
 
 
 HEAD = ("format", "version")
-READABLE = range(1, FORMAT_VERSION + 1)
-"""Version 1 has no source lines; versions 1 and 2 have other names for kinds of memory (``FORMER_KINDS``), and no information about hidden
-communication, recomputation or copies made ``ahead``. A new field that changes the meaning of a plan requires a new version."""
-
-FORMER_KINDS = {
-    "parameters": "parameter",
-    "buffers": "buffer",
-    "inputs": "input",
-    "gradients": "gradient",
-    "outputs": "output",
-    "activations": "activation",
-    "redistributed": "gathered",
-}
-"""Kinds of memory before version 3 -> those of ``memory_profile.KINDS``."""
 
 
-def _read_memory(field: Field, version: int) -> dict[str, int]:
-    former = FORMER_KINDS if version < 3 else {}
-    memory = {former.get(kind, kind): one.whole() for kind, one in field.entries().items()}
+def _read_memory(field: Field) -> dict[str, int]:
+    memory = {kind: one.whole() for kind, one in field.entries().items()}
     for kind in memory:
         if kind not in KINDS:
             raise field.fail(f"unknown kind of memory {kind!r}{closest(kind, KINDS)}", f"kinds are {', '.join(KINDS)}")
@@ -388,7 +373,7 @@ def _read_placement(field: Field, shape: tuple[int, ...]) -> Placement:
         return read_layout(field, Mesh({"one": 1}), shape)[0]
     if int(folded[1]) >= len(shape):
         raise field.fail(f"{field.text()} is for a tensor of more than {len(shape)} dims", FIX)
-    return Folded(int(folded[1]), tuple(map(int, folded[2].split(","))))
+    return FoldedShard(int(folded[1]), tuple(map(int, folded[2].split(","))))
 
 
 def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
 from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, PlannedNode, by_cause
 from fxshard.plans.plan_sizes import mean_text, sizes_text
-from fxshard.sizes import size_text
 from fxshard.text_table import fitted, labelled, listed, number_runs
 
 NAMES_WIDTH = 160

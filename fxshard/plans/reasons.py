@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, Redistribution
 from fxshard.plans.plan_text import NAMES_WIDTH, cost_text, earlier_redistribution
-from fxshard.sizes import size_text
 from fxshard.text_table import fitted, listed
 
 ModuleOf = Callable[[str], str | None]
 """The module that returns a node's value, by the node's name; None if there is none or it is unknown."""
-
-
-def _unknown(node: str) -> str | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def _row(place: EdgeEnd) -> tuple[str, str, str, str]:
     return str(place.layout), place.node, place.what, place.line
 
 
-def why_collective(plan: PlanData, index: int, module_of: ModuleOf = _unknown) -> CollectiveReason:
+def why_collective(plan: PlanData, index: int, module_of: ModuleOf = lambda node: None) -> CollectiveReason:
     """Why collective ``index`` of ``plan.collectives`` runs: its producer and readers. Raises PlanError if there is no such index."""
     count = len(plan.collectives)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:

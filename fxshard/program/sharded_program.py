@@ -13,7 +13,8 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout, symbolic_coordinate

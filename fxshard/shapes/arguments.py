@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fxshard._torch_compat import pytree
+
 _ROOT = re.compile(r"(args\[\d+\]|kwargs\[(?:'[^']*'|\"[^\"]*\")\]|[^.\[]+)(.*)", re.DOTALL)
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """``args[0]`` or ``kwargs['mask']``: the name of a leaf of ``(args, kwargs)``, from its pytree path."""
+    return ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(tuple(path[1:]))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.export import Dim
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.sizes.symbols import marked_dims
 from fxshard.errors import OptionError, a_kind, closest
-from fxshard.shapes.arguments import Arguments
+from fxshard.shapes.arguments import Arguments, path_name
 
 REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
 HINTS = {"DYNAMIC", "AUTO"}
@@ -44,8 +44,8 @@ class DynamicDim(Ranged):
     """A size that may change from call to call.
 
     ``places``: every (path of the tensor, dim) that has this size, such as ``args[0]`` and 1; ``example``: its value in the example;
-    ``least``, ``most``: the user's range, both included. ``asked``: whether the user requires it to be dynamic; otherwise tracing may find
-    it static. ``uneven``: whether shards of unequal sizes are supported, so that any size is allowed.
+    ``least``, ``most``: the user's range, both included. ``required``: whether the user requires that it is dynamic; otherwise tracing may
+    find it static. ``uneven``: whether shards of unequal sizes are supported, so that any size is allowed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class DynamicDim(Ranged):
     example: int
     least: int = 1
     most: int | None = None
-    asked: bool = True
+    required: bool = True
     uneven: bool = False
 
     def __str__(self) -> str:
@@ -82,16 +82,12 @@ def dynamic_dims(
     Raises OptionError for an argument or dim that does not exist, for an entry of the wrong kind, for one name with two sizes or ranges,
     and for a dim with two names.
     """
-    leaves = {_path(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
+    leaves = {path_name(path): leaf for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]}
     reader = _Reader(Arguments(model.forward, args, kwargs), leaves, call, _ranges(given))
     named = _joined(reader.read(given))
     marks = list(_marked(leaves))
     taken = {place for dim in named for place in dim.places}
     return (*(_within_marks(dim, marks) for dim in named), *_grouped([mark for mark in marks if mark.places[0] not in taken]))
-
-
-def _path(path: tuple[Any, ...]) -> str:
-    return ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])
 
 
 def _joined(found: Iterable[DynamicDim]) -> list[DynamicDim]:
@@ -205,7 +201,7 @@ def _of_tensor(entry: Any, path: str, value: torch.Tensor, ranges: Mapping[str, 
                 f"{path} has no dim {dim!r}, it has {value.dim()}", where="dynamic_shapes", remedy="name dims by their number"
             )
         one = _read(said, path, dim % value.dim(), int(value.shape[dim]), ranges)
-        if one is not None and (one.asked or one.allows(one.example)):
+        if one is not None and (one.required or one.allows(one.example)):
             one.check(one.example)
             yield one
 
@@ -223,7 +219,7 @@ def _read(said: Any, path: str, dim: int, size: int, ranges: Mapping[str, tuple[
         name = said if isinstance(said, str) else said.__name__
         return DynamicDim(name, place, size, *ranges.get(name, (1, None)))
     if hint in HINTS:
-        return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, asked=hint == "DYNAMIC")
+        return DynamicDim(_own_name(path, dim), place, size, said.min or 1, said.max, required=hint == "DYNAMIC")
     raise OptionError(
         f"cannot read {said!r:.60} for dim {dim} of {path}", where="dynamic_shapes", remedy="give a torch.export.Dim or a name"
     )

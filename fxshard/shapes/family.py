@@ -11,7 +11,8 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.nodes import NodeMaker
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, SymbolEnv, evaluated, expression, hint_of, plain
 from fxshard.shapes.dims import DynamicDim

@@ -1,9 +1,9 @@
 """Problems whose memory is known exactly only for complete plans, and otherwise lies between two estimates.
 
-The problem's `lives` overestimate memory: a plan that fits by them fits. Its *floor* is the same problem with lives that underestimate
-memory: a lower bound on the floor's cost holds for every plan that fits. So the floor is solved first. If its plan does not fit, the
-difference between exact and estimated memory is added at the critical times, and the floor is solved again. If that finds no plan that
-fits, the problem itself is solved.
+The problem's `lives` overestimate memory: a plan that fits by them fits. The *relaxed* problem is the same with lives that underestimate
+memory: a lower bound on its cost holds for every plan that fits. So it is solved first. If its plan does not fit, the difference between
+exact and estimated memory is added at the critical times, and it is solved again. If that finds no plan that fits, the problem itself is
+solved.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Counted = Callable[[tuple[int, ...]], FloatArray]
 """Choices -> (times,) exact bytes in use at each time."""
 
 ROUNDS = 2
-"""How many corrected floors are solved after the floor, at most."""
+"""How often the relaxed problem is corrected and solved again, at most."""
 
-FLOOR, ROUND = 0.5, 0.25
-"""Fractions of the remaining budget for the floor, and for each corrected floor."""
+RELAXED, ROUND = 0.5, 0.25
+"""Fractions of the remaining budget for the relaxed problem, and for each time that it is solved again."""
 
 LEAST_WORK = 2e9
 """Work, in table entries, of finding the least peak by each estimate, where work is limited."""
@@ -43,15 +43,15 @@ KEPT = 4
 """Number of plans whose exact memory is cached."""
 
 NEAR = 0.01
-"""Relative gap at which the floor's plan is good enough, so that the problem itself is not solved."""
+"""Relative gap at which the relaxed problem's plan is good enough, so that the problem itself is not solved."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The problem, its floor (the same nodes, costs and limit, perhaps further transfers of price 0), and the exact memory of choices."""
+    """The problem, the relaxed one (same nodes, costs and limit, perhaps more transfers, of price 0), and the exact memory of choices."""
 
     problem: PlacementProblem
-    floor: PlacementProblem
+    relaxed: PlacementProblem
     counted: Counted
 
     def fits(self, choices: tuple[int, ...]) -> bool:
@@ -60,17 +60,17 @@ class Counts:
         return float(self.counted(choices).max(initial=0.0)) <= usage_ceiling(self.problem.usage_limit)
 
     def corrected(self, choices: tuple[int, ...], extra: FloatArray) -> FloatArray:
-        """(times,) bytes to add to the floor so that it counts the exact memory of these choices at critical times; at least `extra`."""
+        """(times,) bytes that make the relaxed problem count the exact memory of these choices at critical times; at least `extra`."""
         held, limit = self.counted(choices), self.problem.usage_limit
         assert limit is not None
-        floor = self.floor.over_time(choices).at(np.arange(len(held)))
-        return np.maximum(np.where(held > MATTERS * limit, held - floor, 0.0), extra)
+        relaxed = self.relaxed.over_time(choices).at(np.arange(len(held)))
+        return np.maximum(np.where(held > MATTERS * limit, held - relaxed, 0.0), extra)
 
     def with_more(self, extra: FloatArray) -> PlacementProblem:
-        """The floor with extra bytes in use at each time."""
-        amounts = self.floor.node_costs[0].shape
+        """The relaxed problem with extra bytes in use at each time."""
+        amounts = self.relaxed.node_costs[0].shape
         lives = [Live(t, t + 1, np.full(amounts, bytes_), 0) for t, bytes_ in enumerate(extra) if bytes_ > 0]
-        return replace(self.floor, lives=(*self.floor.lives, *lives))
+        return replace(self.relaxed, lives=(*self.relaxed.lives, *lives))
 
 
 Solving = Callable[[PlacementProblem, Budget, Sequence[int] | None], Solution]
@@ -78,41 +78,41 @@ Solving = Callable[[PlacementProblem, Budget, Sequence[int] | None], Solution]
 
 
 class LimitedSession:
-    """As `Session`, with exact memory. `solution` is of the problem; `again` forbids states; bounds are those of the floor."""
+    """As `Session`, with exact memory. `solution` is of the problem; `again` forbids states; bounds are those of the relaxed problem."""
 
     def __init__(self, counts: Counts, budget: Budget | None = None, start: Sequence[int] | None = None, bound: float = -np.inf) -> None:
-        """Raises as `solve`: `InfeasibleError` where the floor is infeasible. The least memory that errors report is exact.
+        """Raises as `solve`: `InfeasibleError` where the relaxed problem is infeasible. The least memory that errors report is exact.
 
         budget: of all solves together; None: unlimited. bound: a known lower bound on all choices that fit."""
         self.counts = replace(counts, counted=lru_cache(KEPT)(counts.counted))
         self._budget = Budget() if budget is None else budget
         try:
-            self._floor = Session(counts.floor, self._budget.share(FLOOR), start)
+            self._relaxed = Session(counts.relaxed, self._budget.share(RELAXED), start)
         except InfeasibleError as error:
             raise self._missed(error, True, self._budget) from error
         except NoPlanError as error:
             raise NoPlanError(str(error), tuple(self._missed(miss, True, self._budget) for miss in error.misses)) from error
-        self._last = self._floor
+        self._last = self._relaxed
 
         def solving(problem: PlacementProblem, part: Budget, known: Sequence[int] | None) -> Solution:
             session = Session(problem, part, start if known is None else known)
             self._last = self._last if problem is counts.problem else session
             return session.solution
 
-        found = self._floor.solution
+        found = self._relaxed.solution
         fitting, self._extra = self._fitting(found, solving, np.zeros(1), self._budget)
         self.solution = self._certified(fitting, max(bound, found.lower_bound))
 
     def again(self, allowed: Allowed, gap: float = CLOSED, *, deep: bool = True, budget: Budget | None = None) -> Solution:
-        """As `Session.again`. The bound is that of the floor with these states forbidden if that was solved, else that of `solution`."""
+        """As `Session.again`. The bound is that of the relaxed problem without these states if that was solved, else that of `solution`."""
         budget, last = self._budget.anew() if budget is None else budget, self._last
         try:
-            found = last.again(allowed, gap, deep=deep, budget=budget.share(FLOOR))
+            found = last.again(allowed, gap, deep=deep, budget=budget.share(RELAXED))
         except InfeasibleError:
-            if last is self._floor:
+            if last is self._relaxed:
                 raise
-            found, last = self._floor.again(allowed, gap, deep=deep, budget=budget.share(FLOOR)), self._floor
-        bound = max(self.solution.lower_bound, found.lower_bound if last is self._floor else -np.inf)
+            found, last = self._relaxed.again(allowed, gap, deep=deep, budget=budget.share(RELAXED)), self._relaxed
+        bound = max(self.solution.lower_bound, found.lower_bound if last is self._relaxed else -np.inf)
 
         def solving(problem: PlacementProblem, part: Budget, known: Sequence[int] | None) -> Solution:
             return solve_within(narrowed(problem, allowed), part, known)
@@ -122,7 +122,7 @@ class LimitedSession:
         return self._certified(found, bound)
 
     def _fitting(self, found: Solution, solving: Solving, extra: FloatArray, budget: Budget) -> tuple[Solution, FloatArray]:
-        """The best plan that fits, starting from the floor's, and the bytes added to the floor. Raises `NoPlanError` if none is found."""
+        """The best plan that fits, and bytes added to the relaxed problem that `found` solves. Raises `NoPlanError` if there is none."""
         fits, rounds = self.counts.fits(found.choices), 0
         while not fits and rounds < ROUNDS:
             extra, rounds = self.counts.corrected(found.choices, extra), rounds + 1
@@ -153,20 +153,22 @@ class LimitedSession:
                     return certify(miss.least_choices, objective, -np.inf, True, ())
         raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {error}", tuple(exact)) from error
 
-    def _missed(self, error: InfeasibleError, of_floor: bool, budget: Budget) -> InfeasibleError:
-        """A memory error with exact numbers: the least exact peak among choices found by either estimate, and the floor's lower bound.
+    def _missed(self, error: InfeasibleError, of_relaxed: bool, budget: Budget) -> InfeasibleError:
+        """A memory error with exact numbers: the least exact peak of choices found by either estimate, and the relaxed problem's bound.
 
-        of_floor: whether `error` comes from the floor. Other errors are returned unchanged."""
+        of_relaxed: whether `error` comes from the relaxed problem. Other errors are returned unchanged."""
         if error.least_usage is None or error.row is not None:
             return error
         last = budget.last(2 * LEAST_WORK)
         larger = _least_usage(self.counts.problem, last.share(0.5))
-        floor = error if of_floor and not error.cut else _least_usage(self.counts.floor, last)  # the least is the same under any limit
-        plans = [one.least_choices for one in (error, larger, floor) if one.least_choices is not None]
+        relaxed = (
+            error if of_relaxed and not error.cut else _least_usage(self.counts.relaxed, last)
+        )  # the least is the same under any limit
+        plans = [one.least_choices for one in (error, larger, relaxed) if one.least_choices is not None]
         if not plans:
             return error
         least, choices = min((float(self.counts.counted(plan).max(initial=0.0)), plan) for plan in plans)
-        bound = max(floor.usage_bound or 0.0, (error.usage_bound or 0.0) if of_floor else 0.0)
+        bound = max(relaxed.usage_bound or 0.0, (error.usage_bound or 0.0) if of_relaxed else 0.0)
         return InfeasibleError(f"the least peak found is {least:.17g}, and none is below {bound:.17g}", (), least, bound, None, choices)
 
     @staticmethod

@@ -16,7 +16,7 @@ from fxshard.solver.problem.model import Model, from_problem
 from fxshard.solver.problem.problem import PlacementProblem
 from fxshard.solver.problem.scaling import Scale, quantise
 from fxshard.solver.problem.solution import Solution, certify
-from fxshard.solver.search.case_split import Steps, search_by_cases, search_tables
+from fxshard.solver.search.case_split import search_by_cases, search_tables
 
 LAST_WORK = 2e9
 """Work in table entries for finding a plan that fits after a work limit ended the search without one."""
@@ -51,7 +51,7 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
     if model.transfers:
         best, bound = search_by_cases(model, first, budget, steps, shown, limits.near)
     else:
-        best, bound = _at_once(model, first, budget, steps)
+        best, bound = search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
     best = _better(raw, first, best)
     if best is None and bound < np.inf and budget.spent:
         best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK))
@@ -66,11 +66,6 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
 
 Keep = Callable[[Relaxation, Scale, float], None]
 """Receives (a bounded relaxation, the scale of its integer costs, the real cost above which its bounds do not hold)."""
-
-
-def _at_once(model: Model, first: IntArray | None, budget: Budget, steps: Steps) -> tuple[IntArray | None, float]:
-    """Search a model without transfers."""
-    return search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
 
 
 def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray | None, bool]:

@@ -5,7 +5,7 @@
 """
 
 from fxshard.graph.call import Call, Operand, TensorMeta, call_of
-from fxshard.strategies.engine.engine import AxisOption, OpStrategy, axis_options, cache_clear, cache_info, created_reductions, op_strategy
+from fxshard.strategies.engine.engine import AxisOption, OpStrategy, cache_clear, cache_info, created_reductions, op_strategy
 from fxshard.strategies.engine.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.notation import einop_rule, pointwise_rule, rule
@@ -41,7 +41,6 @@ __all__ = [
     "Registered",
     "Rule",
     "TensorMeta",
-    "axis_options",
     "cache_clear",
     "cache_info",
     "call_of",

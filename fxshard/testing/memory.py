@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
-from fxshard._torch_compat import TorchDispatchMode, storage_key
+from fxshard._torch_compat import TorchDispatchMode
+from fxshard._torch_compat.fakes import storage_key
 from fxshard.cost.recorder import MemoryRecorder
 from fxshard.errors import OptionError, RunError, a_kind
 from fxshard.program.sharded_program import ShardedProgram

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from fxshard.cost import time_price
 from fxshard.layout.folded_paths import folded_paths
-from fxshard.layout.layouts import Folded, Layout, all_layouts
+from fxshard.layout.layouts import FoldedShard, Layout, all_layouts
 from fxshard.layout.redistribution import (
     Price,
     Step,
@@ -89,7 +89,7 @@ def next_to(layout: Layout, ndim: int) -> Iterator[tuple[Step, Layout]]:
     axes = range(len(layout))
     nests = [nest for count in axes for nest in itertools.combinations(axes, count + 1)]
     dims = range(ndim)
-    targets = [Replicate(), Partial("sum"), *map(Shard, dims), *(Folded(d, nest) for d in dims for nest in nests)]
+    targets = [Replicate(), Partial("sum"), *map(Shard, dims), *(FoldedShard(d, nest) for d in dims for nest in nests)]
     for axis, target in itertools.product(axes, targets):
         step = single_step(axis, layout[axis], target)
         if step is not None and is_legal(step, layout):

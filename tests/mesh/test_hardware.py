@@ -106,7 +106,7 @@ COLLECTIVE = {"kind": "all_reduce", "size": 2, "stride": 4, "points": [[8, 5.0],
 BAD: list[tuple[Any, str, str]] = [
     ([], "not a fxshard hardware file", "h.json"),
     (_with(format="fxshard-plan"), "not a fxshard hardware file", "h.json"),
-    (_with(version=2), "format version 2, which is unknown", "h.json"),
+    (_with(version=2), "format version 2: a newer fxshard wrote it", "h.json"),
     (_with(flops="absent"), "the field 'flops' is missing", "h.json"),
     (_with(extra=1), "unknown field 'extra'", "h.json"),
     (_with(flops={"3": 1.0}), "'3' is not the size of an element", "flops.3"),

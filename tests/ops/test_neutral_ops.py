@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.ops.contraction import einsum_kernel
 from fxshard.ops.random import KINDS
 from tests.passes.tracing import real

@@ -31,14 +31,14 @@ def counts(seed: int, spread: float, limit: float) -> Counts:
     nodes = rng.integers(0, 5, len(spans))
     lives = [Live(int(lo), int(hi), amount, int(node)) for (lo, hi), amount, node in zip(spans, amounts, nodes, strict=True)]
     problem = PlacementProblem(costs, edges, tables, usage_limit=limit, lives=tuple(lives))
-    floor = replace(problem, lives=tuple(replace(one, amount=one.amount * rng.uniform(1 - spread, 1, STATES)) for one in lives))
+    relaxed = replace(problem, lives=tuple(replace(one, amount=one.amount * rng.uniform(1 - spread, 1, STATES)) for one in lives))
     parts = rng.uniform(0, 1, (STATES,) * 5 + (TIMES,))
 
     def counted(choices: Sequence[int]) -> np.ndarray:
-        low, high = (_at(one, choices) for one in (floor, problem))
+        low, high = (_at(one, choices) for one in (relaxed, problem))
         return low + (high - low) * parts[tuple(choices)]
 
-    return Counts(problem, floor, counted)
+    return Counts(problem, relaxed, counted)
 
 
 def _at(problem: PlacementProblem, choices: Sequence[int]) -> np.ndarray:
@@ -81,21 +81,21 @@ def test_bounds_errors_and_plans_are_true(seed: int, spread: float, limit: float
     assert again.lower_bound <= min(others) + 1e-9
 
 
-def test_the_floor_is_corrected_where_it_is_too_low() -> None:
-    """The cheapest choices fit by the floor but not by the true count. Once corrected, the next ones are found."""
+def test_the_relaxed_problem_is_corrected_where_it_is_too_low() -> None:
+    """The cheapest choices fit by the relaxed problem but not by the true count. Once corrected, the next ones are found."""
     costs = (np.array([1.0, 2.0, 9.0]),)
     problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
-    floor = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
+    relaxed = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
     truth = {0: [11.0, 10.0], 1: [9.0, 8.0], 2: [1.0, 1.0]}
-    found = LimitedSession(Counts(problem, floor, lambda x: np.array(truth[int(x[0])])), Budget(work_limit=1e9)).solution
+    found = LimitedSession(Counts(problem, relaxed, lambda x: np.array(truth[int(x[0])])), Budget(work_limit=1e9)).solution
     assert found.choices == (1,) and found.objective == 2.0 and found.lower_bound == 1.0 and not found.proven
 
 
 def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half the work goes to the floor, a quarter of the rest to its corrections, and so on; ``again`` keeps half for plans that fit."""
+    """The relaxed problem gets half the work, its corrections a quarter of the rest, and so on; ``again`` keeps half for plans that fit."""
     costs = (np.array([1.0, 2.0, 9.0]),)
     problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
-    floor = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
+    relaxed = replace(problem, lives=(Live(0, 2, np.array([10.0, 8.0, 1.0]), 0),))
     given: list[float] = []
 
     class Counting(limited.Session):
@@ -110,7 +110,7 @@ def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.solution
 
     monkeypatch.setattr(limited, "Session", Counting)
-    held = Counts(problem, floor, lambda x: np.array([11.0, 11.0, 1.0][x[0]] * np.ones(2)))
+    held = Counts(problem, relaxed, lambda x: np.array([11.0, 11.0, 1.0][x[0]] * np.ones(2)))
     session = LimitedSession(held, Budget(work_limit=8e6))
     assert given == pytest.approx([4e6, 1e6, 0.75e6, 2.25e6])
     del given[:]
@@ -120,14 +120,14 @@ def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spread", [0.1, 0.4])
 def test_the_least_peak_of_each_count_is_searched_once(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least peak of the floor proves that nothing fits. It does not depend on the limit, and equals that of enumeration."""
+    """The least peak of the relaxed problem proves that nothing fits. It does not depend on the limit, and equals that of enumeration."""
     given_, searched = counts(3, spread, 1.0), []
     real = least.least_excess
     watched = lambda problem, *rest: searched.append(problem.lives) or real(problem, *rest)  # noqa: E731
     monkeypatch.setattr("fxshard.solver.limits.conflicts.least_excess", watched)
     with pytest.raises(InfeasibleError) as caught:
         LimitedSession(given_, Budget(work_limit=1e9))
-    assert searched == [given_.floor.lives, given_.problem.lives]
+    assert searched == [given_.relaxed.lives, given_.problem.lives]
     every = list(itertools.product(range(STATES), repeat=5))
-    assert caught.value.usage_bound == pytest.approx(min(_at(given_.floor, x).max() for x in every))
+    assert caught.value.usage_bound == pytest.approx(min(_at(given_.relaxed, x).max() for x in every))
     assert caught.value.least_usage == pytest.approx(given_.counted(caught.value.least_choices).max())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from check_imports import FLOORS, MAX_LINES, check, main
+from check_imports import LAYERS, MAX_LINES, check, main
 
 
 def violations(root: Path, files: dict[str, str]) -> list[str]:
@@ -96,12 +96,12 @@ def test_public_names_are_for_those_above(tmp_path: Path) -> None:
 
 def test_room_that_the_table_does_not_know(tmp_path: Path) -> None:
     files = {"fxshard/helpers.py": "", "fxshard/layout/layouts.py": "from fxshard.helpers import f"}
-    assert violations(tmp_path, files) == ["fxshard/helpers.py:1: fxshard has no room named helpers"]
+    assert violations(tmp_path, files) == ["fxshard/helpers.py:1: fxshard has no package named helpers"]
 
 
 def test_every_room_has_one_floor() -> None:
-    rooms = [room for floor in FLOORS for room in floor.split()]
-    assert len(rooms) == len(set(rooms))
+    packages = [package for layer in LAYERS for package in layer.split()]
+    assert len(packages) == len(set(packages))
 
 
 def test_files_in_a_circle(tmp_path: Path) -> None:

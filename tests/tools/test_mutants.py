@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from mutants import ROOMS, Mutant, caught_by, drawn, mutants_of, rings_of
+from mutants import PACKAGES, Mutant, caught_by, drawn, mutants_of, rings_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''"""Words."""
@@ -60,8 +60,8 @@ def test_every_mutant_of_a_room_parses_and_differs() -> None:
 
 
 def test_a_seed_gives_the_same_mutants() -> None:
-    some = drawn(ROOT, ROOMS, 30, 0)
-    assert some == drawn(ROOT, ROOMS, 30, 0) != drawn(ROOT, ROOMS, 30, 1) and len(set(some)) == 30
+    some = drawn(ROOT, PACKAGES, 30, 0)
+    assert some == drawn(ROOT, PACKAGES, 30, 0) != drawn(ROOT, PACKAGES, 30, 1) and len(set(some)) == 30
 
 
 def test_tests_of_the_same_name_come_first() -> None:

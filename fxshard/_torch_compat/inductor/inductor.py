@@ -111,8 +111,10 @@ def _any_size(env: Any) -> Iterator[None]:
     from torch._subclasses import fake_impls
     from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
+    ends = {"min": lambda *values: functools.reduce(torch.sym_min, values), "max": lambda *values: functools.reduce(torch.sym_max, values)}
+
     def evaluated(code: str, args: Sequence[Any]) -> bool:
-        functions = {**SYMPY_INTERP, "min": _least, "max": _greatest}
+        functions = {**SYMPY_INTERP, **ends}
         return bool(eval(code, functions, {"L": {f"t{i}": x for i, x in enumerate(args)}}))  # torch evaluates it too; the text is torch's
 
     def strides_of_view(*args: Any, size_oblivious: bool = False) -> Any:
@@ -142,14 +144,6 @@ def _any_size(env: Any) -> Iterator[None]:
         env.evaluate_guards_expression = evaluated
         stack.callback(delattr, env, "evaluate_guards_expression")
         yield
-
-
-def _least(*values: Any) -> Any:
-    return functools.reduce(torch.sym_min, values)
-
-
-def _greatest(*values: Any) -> Any:
-    return functools.reduce(torch.sym_max, values)
 
 
 def takes_subgraphs() -> bool:

@@ -12,14 +12,14 @@ With m = max x, s = sum exp(x - m), t = x[target] - m and u = sum_c w_c (x_c - m
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from fxshard.ops.kernels import operator
 from fxshard.ops.norms.softmax import accumulation_dtype, minus_max
 
 
-def target_score_kernel(
+@operator(lambda x, m, target, *_: x.new_empty(target.shape, dtype=accumulation_dtype(x.dtype)))
+def target_score(
     x: torch.Tensor,
     m: torch.Tensor | None,
     target: torch.Tensor,
@@ -28,7 +28,10 @@ def target_score_kernel(
     classes: int,
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Kernel of ``target_score``. An invalid target that is not ignored indexes out of range, so that the device raises an error."""
+    """t = x[target] - m along ``dim``; 0 for targets that are ignored or not among the classes of this shard.
+
+    An invalid target that is not ignored indexes out of range, so that the device raises an error.
+    """
     size = x.shape[dim]
     place = target if first is None else target - first
     mine = (place >= 0) & (place < size)
@@ -39,47 +42,20 @@ def target_score_kernel(
     return torch.where(mine, score if m is None else score - m, 0)
 
 
-@torch.library.custom_op("fxshard::target_score", mutates_args=())
-def target_score(
-    x: torch.Tensor,
-    m: torch.Tensor | None,
-    target: torch.Tensor,
-    dim: int,
-    ignore_index: int,
-    classes: int,
-    first: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """t = x[target] - m along ``dim``; 0 for targets that are ignored or not among the classes of this shard."""
-    return target_score_kernel(x, m, target, dim, ignore_index, classes, first).contiguous()
-
-
-@target_score.register_fake
-def _(x: Any, m: Any, target: Any, dim: int, ignore_index: int, classes: int, first: Any = None) -> torch.Tensor:
-    return x.new_empty(target.shape, dtype=accumulation_dtype(x.dtype))
-
-
 def _along(vector: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
     """Reshapes a vector over the classes to broadcast with ``like``."""
     return vector.view([-1 if d == dim else 1 for d in range(like.dim())])
 
 
-def score_sum_kernel(x: torch.Tensor, m: torch.Tensor, weight: torch.Tensor | None, dim: int) -> torch.Tensor:
+@operator(lambda x, m, *_: m.new_empty(m.shape, dtype=accumulation_dtype(x.dtype)))
+def score_sum(x: torch.Tensor, m: torch.Tensor, weight: torch.Tensor | None, dim: int) -> torch.Tensor:
+    """u = sum_c weight_c (x_c - m) over ``dim``."""
     terms = minus_max(x, m, dim)
     return (terms if weight is None else terms * _along(weight, x, dim)).sum(dim)
 
 
-@torch.library.custom_op("fxshard::score_sum", mutates_args=())
-def score_sum(x: torch.Tensor, m: torch.Tensor, weight: torch.Tensor | None, dim: int) -> torch.Tensor:
-    """u = sum_c weight_c (x_c - m) over ``dim``."""
-    return score_sum_kernel(x, m, weight, dim).contiguous()
-
-
-@score_sum.register_fake
-def _(x: Any, m: Any, weight: Any, dim: int) -> torch.Tensor:
-    return m.new_empty(m.shape, dtype=accumulation_dtype(x.dtype))
-
-
-def cross_entropy_kernel(
+@operator(lambda score, *_: (score.new_empty(score.shape), score.new_empty(score.shape)))
+def cross_entropy(
     score: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
@@ -89,6 +65,7 @@ def cross_entropy_kernel(
     smoothing: float,
     classes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, w[target] or 0 if ignored) from t, s and u; without s, x holds log-probabilities and t is x[target]."""
     valid = target != ignore_index
     if weight is None:
         hit = valid.to(score.dtype)
@@ -102,27 +79,6 @@ def cross_entropy_kernel(
     return torch.where(valid, loss, 0), hit
 
 
-@torch.library.custom_op("fxshard::cross_entropy", mutates_args=())
-def cross_entropy(
-    score: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    sums: torch.Tensor | None,
-    rest: torch.Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-    classes: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, w[target] or 0 if ignored) from t, s and u; without s, x holds log-probabilities and t is x[target]."""
-    loss, hit = cross_entropy_kernel(score, target, weight, sums, rest, ignore_index, smoothing, classes)
-    return loss.contiguous(), hit.contiguous()
-
-
-@cross_entropy.register_fake
-def _(score: Any, target: Any, weight: Any, sums: Any, rest: Any, ignore_index: int, smoothing: float, classes: int) -> Any:
-    return score.new_empty(score.shape), score.new_empty(score.shape)
-
-
 def _is_target(target: torch.Tensor, like: list[int], dim: int, first: torch.Tensor | None) -> torch.Tensor:
     """[c = target] for the classes of a shard of shape ``like``."""
     places = torch.arange(like[dim], device=target.device)
@@ -130,34 +86,7 @@ def _is_target(target: torch.Tensor, like: list[int], dim: int, first: torch.Ten
     return places.view([-1 if d == dim else 1 for d in range(len(like))]) == target.unsqueeze(dim)
 
 
-def cross_entropy_backward_kernel(
-    grad: torch.Tensor,
-    hit: torch.Tensor,
-    slope: torch.Tensor | None,
-    x: torch.Tensor,
-    m: torch.Tensor,
-    s: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    dim: int,
-    ignore_index: int,
-    smoothing: float,
-    classes: int,
-    first: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Kernel of ``cross_entropy_backward``. Masks the gradient of ignored samples, which is NaN for a mean over ignored samples only."""
-    grad = torch.where(target == ignore_index, 0, grad)
-    pull = grad * hit * (1 - smoothing) if smoothing else grad * hit
-    slope = pull if slope is None else grad * slope
-    dx = minus_max(x, m, dim).exp() * (slope / s).unsqueeze(dim)
-    dx = dx - torch.where(_is_target(target, list(x.shape), dim, first), pull.unsqueeze(dim), 0)
-    if smoothing:
-        rest = (grad * (smoothing / classes)).unsqueeze(dim)
-        dx = dx - (rest if weight is None else rest * _along(weight, x, dim))
-    return dx.to(x.dtype)
-
-
-@torch.library.custom_op("fxshard::cross_entropy_backward", mutates_args=())
+@operator(lambda grad, hit, slope, x, *_: x.new_empty(x.shape))
 def cross_entropy_backward(
     grad: torch.Tensor,
     hit: torch.Tensor,
@@ -173,46 +102,29 @@ def cross_entropy_backward(
     classes: int,
     first: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The gradient of x from those of the losses; hit = w[target], slope = k hit + e W, None without smoothing."""
-    return cross_entropy_backward_kernel(
-        grad, hit, slope, x, m, s, target, weight, dim, ignore_index, smoothing, classes, first
-    ).contiguous()
+    """The gradient of x from those of the losses; hit = w[target], slope = k hit + e W, None without smoothing.
+
+    Masks the gradient of ignored samples, which is NaN for a mean over ignored samples only.
+    """
+    grad = torch.where(target == ignore_index, 0, grad)
+    pull = grad * hit * (1 - smoothing) if smoothing else grad * hit
+    slope = pull if slope is None else grad * slope
+    dx = minus_max(x, m, dim).exp() * (slope / s).unsqueeze(dim)
+    dx = dx - torch.where(_is_target(target, list(x.shape), dim, first), pull.unsqueeze(dim), 0)
+    if smoothing:
+        rest = (grad * (smoothing / classes)).unsqueeze(dim)
+        dx = dx - (rest if weight is None else rest * _along(weight, x, dim))
+    return dx.to(x.dtype)
 
 
-@cross_entropy_backward.register_fake
-def _(
-    grad: Any,
-    hit: Any,
-    slope: Any,
-    x: Any,
-    m: Any,
-    s: Any,
-    target: Any,
-    weight: Any,
-    dim: int,
-    ignore_index: int,
-    smoothing: float,
-    classes: int,
-    first: Any = None,
-) -> torch.Tensor:
-    return x.new_empty(x.shape)
+def _spread(values: torch.Tensor, target: torch.Tensor, dim: int, classes: int, dtype: torch.dtype, first: object = None) -> torch.Tensor:
+    return values.new_empty([*target.shape[:dim], classes, *target.shape[dim:]], dtype=dtype)
 
 
-def spread_target_kernel(
-    values: torch.Tensor, target: torch.Tensor, dim: int, classes: int, dtype: torch.dtype, first: torch.Tensor | None = None
-) -> torch.Tensor:
-    like = [*target.shape[:dim], classes, *target.shape[dim:]]
-    return torch.where(_is_target(target, like, dim, first), values.unsqueeze(dim), 0).to(dtype)
-
-
-@torch.library.custom_op("fxshard::spread_target", mutates_args=())
+@operator(_spread)
 def spread_target(
     values: torch.Tensor, target: torch.Tensor, dim: int, classes: int, dtype: torch.dtype, first: torch.Tensor | None = None
 ) -> torch.Tensor:
     """values [c = target], with a dim of classes c inserted at ``dim``."""
-    return spread_target_kernel(values, target, dim, classes, dtype, first).contiguous()
-
-
-@spread_target.register_fake
-def _(values: Any, target: Any, dim: int, classes: int, dtype: torch.dtype, first: Any = None) -> torch.Tensor:
-    return values.new_empty([*target.shape[:dim], classes, *target.shape[dim:]], dtype=dtype)
+    like = [*target.shape[:dim], classes, *target.shape[dim:]]
+    return torch.where(_is_target(target, like, dim, first), values.unsqueeze(dim), 0).to(dtype)

@@ -11,44 +11,66 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fxshard.ops.norms.normalization import to_accumulation_dtype
-from fxshard.ops.norms.softmax import accumulation_dtype
+from fxshard.ops.kernels import operator
+from fxshard.ops.norms.softmax import accumulation_dtype, to_accumulation_dtype
 
 Vector: TypeAlias = torch.Tensor | None
 
 
-def sum_kernel(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+def _scaled(x: torch.Tensor, weight: Vector) -> torch.Tensor:
+    return x if weight is None else x * to_accumulation_dtype(weight)
+
+
+def _rows(x: Any, dims: list[int]) -> Any:
+    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=accumulation_dtype(x.dtype))
+
+
+@operator(_rows)
+def row_sum(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """sum of x over dims, kept with size 1."""
     return to_accumulation_dtype(x).sum(dims, keepdim=True)
 
 
-def mean_kernel(total: torch.Tensor, count: int) -> torch.Tensor:
+@operator(lambda total, count: torch.empty_like(total))
+def row_mean(total: torch.Tensor, count: int) -> torch.Tensor:
+    """total / count."""
     return total / count
 
 
-def spread_kernel(x: torch.Tensor, total: torch.Tensor, count: int, dims: list[int]) -> torch.Tensor:
+@operator(lambda x, total, count, dims: _rows(x, dims))
+def row_spread(x: torch.Tensor, total: torch.Tensor, count: int, dims: list[int]) -> torch.Tensor:
+    """sum of (x - total / count)^2 over dims, kept with size 1; total is shaped as the result."""
     return (to_accumulation_dtype(x) - total / count).square().sum(dims, keepdim=True)
 
 
-def rstd_kernel(spread: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+@operator(lambda spread, *_: torch.empty_like(spread))
+def row_rstd(spread: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+    """1 / sqrt(spread / count + eps)."""
     return (spread / count + eps).rsqrt()
 
 
-def normalise_kernel(x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
+@operator(lambda x, *_: x.new_empty(x.shape))
+def row_normalise(x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
+    """(x - mean) rstd weight + bias."""
     out = _scaled((to_accumulation_dtype(x) - mean) * rstd, weight)
     return (out if bias is None else out + to_accumulation_dtype(bias)).to(x.dtype).contiguous()
 
 
-def backward_sums_kernel(
+@operator(lambda grad, x, mean, rstd, *_: rstd.new_empty([2, *rstd.shape], dtype=accumulation_dtype(rstd.dtype)))
+def row_norm_sums(
     grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, dims: list[int]
 ) -> torch.Tensor:
+    """The sums over dims, kept with size 1, of grad weight and of grad weight (x - mean) rstd, stacked along a new first dim."""
     inner = _scaled(to_accumulation_dtype(grad), weight)
     scaled = inner * (to_accumulation_dtype(x) - mean) * rstd
     return torch.stack([inner.sum(dims, keepdim=True), scaled.sum(dims, keepdim=True)])
 
 
-def backward_kernel(
+@operator(lambda grad, x, *_: x.new_empty(x.shape))
+def row_norm_backward(
     grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, sums: torch.Tensor, count: int
 ) -> torch.Tensor:
+    """Gradient of x, with the sums of ``row_norm_sums``."""
     plain, scaled = (sums / count).unbind()
     return (
         ((_scaled(to_accumulation_dtype(grad), weight) - plain - (to_accumulation_dtype(x) - mean) * rstd * scaled) * rstd)
@@ -57,109 +79,15 @@ def backward_kernel(
     )
 
 
-def weight_kernel(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int], alone: bool = False) -> torch.Tensor:
-    own = to_accumulation_dtype(grad) if x is None else to_accumulation_dtype(grad) * (to_accumulation_dtype(x) - mean) * rstd
-    return own.sum(dims) if dims else own.clone()
+def _without(grad: Any, x: Any, mean: Any, rstd: Any, dims: list[int], *_: Any) -> Any:
+    return grad.new_empty([size for d, size in enumerate(grad.shape) if d not in dims], dtype=accumulation_dtype(grad.dtype))
 
 
-def _scaled(x: torch.Tensor, weight: Vector) -> torch.Tensor:
-    return x if weight is None else x * to_accumulation_dtype(weight)
-
-
-@torch.library.custom_op("fxshard::row_sum", mutates_args=())
-def row_sum(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """sum of x over dims, kept with size 1."""
-    return sum_kernel(x, dims)
-
-
-@row_sum.register_fake
-def _(x: Any, dims: list[int]) -> torch.Tensor:
-    return _rows(x, dims)
-
-
-@torch.library.custom_op("fxshard::row_mean", mutates_args=())
-def row_mean(total: torch.Tensor, count: int) -> torch.Tensor:
-    """total / count."""
-    return mean_kernel(total, count)
-
-
-@row_mean.register_fake
-def _(total: Any, count: int) -> torch.Tensor:
-    return torch.empty_like(total)
-
-
-@torch.library.custom_op("fxshard::row_spread", mutates_args=())
-def row_spread(x: torch.Tensor, total: torch.Tensor, count: int, dims: list[int]) -> torch.Tensor:
-    """sum of (x - total / count)^2 over dims, kept with size 1; total is shaped as the result."""
-    return spread_kernel(x, total, count, dims)
-
-
-@row_spread.register_fake
-def _(x: Any, total: Any, count: int, dims: list[int]) -> torch.Tensor:
-    return _rows(x, dims)
-
-
-@torch.library.custom_op("fxshard::row_rstd", mutates_args=())
-def row_rstd(spread: torch.Tensor, count: int, eps: float) -> torch.Tensor:
-    """1 / sqrt(spread / count + eps)."""
-    return rstd_kernel(spread, count, eps)
-
-
-@row_rstd.register_fake
-def _(spread: Any, count: int, eps: float) -> torch.Tensor:
-    return torch.empty_like(spread)
-
-
-@torch.library.custom_op("fxshard::row_normalise", mutates_args=())
-def row_normalise(x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, bias: Vector) -> torch.Tensor:
-    """(x - mean) rstd weight + bias."""
-    return normalise_kernel(x, mean, rstd, weight, bias)
-
-
-@row_normalise.register_fake
-def _(x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("fxshard::row_norm_sums", mutates_args=())
-def row_norm_sums(
-    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, dims: list[int]
-) -> torch.Tensor:
-    """The sums over dims, kept with size 1, of grad weight and of grad weight (x - mean) rstd, stacked along a new first dim."""
-    return backward_sums_kernel(grad, x, mean, rstd, weight, dims)
-
-
-@row_norm_sums.register_fake
-def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, dims: list[int]) -> torch.Tensor:
-    return rstd.new_empty([2, *rstd.shape], dtype=accumulation_dtype(rstd.dtype))
-
-
-@torch.library.custom_op("fxshard::row_norm_backward", mutates_args=())
-def row_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Vector, sums: torch.Tensor, count: int
-) -> torch.Tensor:
-    """Gradient of x, with the sums of ``row_norm_sums``."""
-    return backward_kernel(grad, x, mean, rstd, weight, sums, count)
-
-
-@row_norm_backward.register_fake
-def _(grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, sums: Any, count: int) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("fxshard::row_norm_weight", mutates_args=())
+@operator(_without)
 def row_norm_weight(grad: torch.Tensor, x: Vector, mean: Vector, rstd: Vector, dims: list[int], alone: bool = False) -> torch.Tensor:
     """The sum of grad (x - mean) rstd over dims, which are removed: the gradient of the weight; without x, that of the bias.
 
     ``alone``: no other gradient of the norm reads these tensors; only the cost model uses this.
     """
-    return weight_kernel(grad, x, mean, rstd, dims)
-
-
-@row_norm_weight.register_fake
-def _(grad: Any, x: Any, mean: Any, rstd: Any, dims: list[int], alone: bool = False) -> torch.Tensor:
-    return grad.new_empty([size for d, size in enumerate(grad.shape) if d not in dims], dtype=accumulation_dtype(grad.dtype))
-
-
-def _rows(x: Any, dims: list[int]) -> Any:
-    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape)], dtype=accumulation_dtype(x.dtype))
+    own = to_accumulation_dtype(grad) if x is None else to_accumulation_dtype(grad) * (to_accumulation_dtype(x) - mean) * rstd
+    return own.sum(dims) if dims else own.clone()

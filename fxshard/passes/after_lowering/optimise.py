@@ -19,7 +19,7 @@ from fxshard.passes.after_lowering.schedule import predicted, schedule
 from fxshard.passes.after_lowering.storages import with_storages
 from fxshard.passes.lowering.at_sizes import first_at_memory_sizes
 from fxshard.program.sharded_program import ShardedProgram
-from fxshard.shapes import Guard, distinct
+from fxshard.shapes import distinct
 from fxshard.timeline import PassEffect, Timeline
 
 Optimisation = Callable[[ShardedProgram], ShardedProgram]
@@ -57,12 +57,8 @@ def optimised(program: ShardedProgram, name: str) -> ShardedProgram:
     reason = _reason_against(program, made, before, after)
     counts = len(program.collectives), len(made.collectives)
     effect = PassEffect(name, before, after, counts, reason)
-    return (program if reason else made).after_pass(effect, _guards(program))
-
-
-def _guards(program: ShardedProgram) -> tuple[Guard, ...]:
-    """The program's guards, with those that passes have added on its symbols since."""
-    return distinct((*program.guards, *program.noted_guards()))
+    guards = distinct((*program.guards, *program.noted_guards()))  # with those that the pass added on the program's symbols
+    return (program if reason else made).after_pass(effect, guards)
 
 
 def _reason_against(program: ShardedProgram, made: ShardedProgram, before: Timeline, after: Timeline) -> str | None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from fxshard._torch_compat import lazy_graph_module
-from fxshard._torch_compat.nodes import NodeMaker
+from fxshard._torch_compat.nodes import NodeMaker, lazy_graph_module
 from fxshard.graph.planning_graph import is_getitem, is_tensor
 from fxshard.passes.lowering.local_graph import INHERITED_META, call_prefix, fake_result
 

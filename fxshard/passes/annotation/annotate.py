@@ -194,7 +194,7 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
     for _ in range(MAX_DRAWS if all(choices.values()) else 0):
         free = {name: draw.choice(some) for name, some in choices.items()}
         sizes = family.with_derived(free)
-        good = all(_within(dim, sizes[dim.name]) for dim in family.dims) and first_broken(family.guards, sizes) is None
+        good = all(dim.allows(sizes[dim.name]) for dim in family.dims) and first_broken(family.guards, sizes) is None
         if sizes not in found and len(set(free.values())) == len(free) and good:
             found.append(sizes)
             if len(found) == PROBES:
@@ -206,10 +206,6 @@ def probes(family: GraphFamily, mesh: Mesh) -> list[dict[str, int]]:
         f"cannot find {MIN_PROBES} sizes of {names} besides the example's, to test which specs are legal at all sizes",
         remedy="give dims that always have the same size one name, give the others a wider range (torch.export.Dim), or leave them static",
     )
-
-
-def _within(dim: DynamicDim, size: int) -> bool:
-    return size >= dim.least and (dim.most is None or size <= dim.most)
 
 
 def _sizes_of(dim: DynamicDim, mesh: Mesh) -> list[int]:

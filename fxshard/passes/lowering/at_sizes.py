@@ -10,7 +10,8 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensor, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, evaluated, expression
 from fxshard.cost.timeline import bytes_sent
 from fxshard.errors import SizesError

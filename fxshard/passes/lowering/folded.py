@@ -1,4 +1,4 @@
-"""Emits the redistribution steps from or to folded layouts (``layout.Folded``), and gives their memory.
+"""Emits the redistribution steps from or to folded layouts (``layout.FoldedShard``), and gives their memory.
 
 A dim that several axes cut is viewed as a grid of pieces: one grid dim for each axis of which this rank holds all pieces, in the order of
 nesting, and one dim for the elements of a piece, padded to the ceil size. One grid dim belongs to the step's axis: it moves to the front

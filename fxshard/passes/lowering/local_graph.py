@@ -12,8 +12,9 @@ import torch
 from torch import fx
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensor, FakeTensorMode, lazy_graph_module, name_of_call, pytree
-from fxshard._torch_compat.nodes import NodeMaker
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
+from fxshard._torch_compat.nodes import NodeMaker, lazy_graph_module, name_of_call
 from fxshard._torch_compat.sizes.needless_guards import without_needless_guards
 from fxshard._torch_compat.sizes.symbols import are_numbers, plain, surely, symbolic_kernels
 from fxshard.graph.planning_graph import UNKNOWN, plain_shape

@@ -19,7 +19,7 @@ from torch import fx
 from torch.distributed.tensor import Partial
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, are_numbers, is_symbolic, noting_lines, oblivious, plain, surely
 from fxshard.errors import PlanError
 from fxshard.graph.call import Call, calls_of

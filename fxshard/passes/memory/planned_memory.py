@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from fxshard.byte_sizes import exact_size, size_text
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, source_line
@@ -20,7 +21,6 @@ from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
 from fxshard.plans.plan_data import AGAIN, OpSpec, Redistribution
 from fxshard.shapes import sizes_named
-from fxshard.sizes import exact_size, size_text
 from fxshard.text_table import fitted, in_short
 
 HEAVIEST = 5

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from fxshard._torch_compat import pytree, schema_of
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.operators import schema_of
 from fxshard.cost.workspace import peak_bytes
 from fxshard.graph.call import Call, call_of
 from fxshard.graph.planning_graph import UNKNOWN, VIEWS, depends_on_run_time, is_tensor, operands, outputs_of, plain_shape

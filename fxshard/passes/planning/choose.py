@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import fx
 
+from fxshard.byte_sizes import exact_size
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
@@ -22,7 +23,7 @@ from fxshard.layout.redistribution import Price
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import Recomputed, expanded
-from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
+from fxshard.passes.memory.memory_over_time import allocations, total_over_time
 from fxshard.passes.memory.planned_memory import Shortage, memory_at_peak, planned_profile
 from fxshard.passes.planning import communication_limits
 from fxshard.passes.planning.admissible_specs import conflict_error, plan_pin_text, user_location
@@ -30,10 +31,9 @@ from fxshard.passes.planning.constrain import Condition, Constraints, Equality
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.planning.redistributions import Specs, hiding, redistributions
 from fxshard.plans.constraints import OBJECTIVES
-from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, again
+from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, again
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import WeightedSizes
-from fxshard.sizes import exact_size
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
 
 WORK_LIMIT = 6e9
@@ -107,9 +107,9 @@ def solved(
     ``bound``: a lower bound on plans under the memory limit, in the unit of the objective.
     """
     try:
-        if formulation.floor is None:
+        if formulation.relaxed is None:
             return Session(formulation.problem, budget, formulation.start)
-        counts = Counts(formulation.problem, formulation.floor, partial(memory_over_time, annotated, constraints, formulation))
+        counts = Counts(formulation.problem, formulation.relaxed, partial(memory_over_time, annotated, constraints, formulation))
         return LimitedSession(counts, budget, formulation.start, bound)
     except InfeasibleError as error:
         raise infeasible_error(error, annotated, constraints, formulation, budget) from error
@@ -124,21 +124,19 @@ def solved(
 
 def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
     """Bytes that the plan of these choices holds at each time of the problem's lives."""
-    found, times = _allocations(annotated, constraints, formulation, choices)
+    times, specs, moves = _in_memory(annotated, formulation, choices)
+    found = allocations(times, specs, moves, annotated.mesh, constraints.optimizer)
     counted = np.zeros(max(formulation.times.values()) + 1)
     for (node, _), bytes_ in zip(times.time.items(), total_over_time(found).at(list(times.time.values())), strict=True):
         counted[formulation.times[node.name]] = bytes_
     return counted
 
 
-def _allocations(
-    annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]
-) -> tuple[list[Allocation], Lifetimes]:
-    """The allocations of the plan of these choices, and the lifetimes that they refer to."""
+def _in_memory(annotated: Annotated, formulation: Formulation, choices: Sequence[int]) -> tuple[Lifetimes, Specs, list[Redistribution]]:
+    """The lifetimes, specs and redistributions of the plan of these choices, at the sizes that its memory refers to."""
     decision = _decision(annotated.graph, formulation, choices)
     annotated, specs = _expanded(annotated.at_memory_sizes, decision)
-    moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
-    return allocations(annotated.times, specs, moves, annotated.mesh, constraints.optimizer), annotated.times
+    return annotated.times, specs, redistributions(annotated, specs, formulation.price, decision.kept, None)
 
 
 def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:
@@ -155,9 +153,8 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
     bound = min(solution.lower_bound, plan.objective)
     if plan.objective - bound <= COST_TOLERANCE * plan.objective:
         bound = plan.objective
-    return _with_certificate(
-        plan, Certificate(formulation.unit, plan.objective, bound, solution.cut or plan.objective - bound > ROUNDING * plan.objective)
-    )
+    cut = solution.cut or plan.objective - bound > ROUNDING * plan.objective
+    return dataclasses.replace(plan, certificate=Certificate(formulation.unit, plan.objective, bound, cut))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,10 +221,6 @@ def _expanded(annotated: Annotated, decision: Decision) -> tuple[Annotated, Spec
     return expanded(annotated, decision.recomputed), {**decision.specs, **{new: decision.specs[old] for new, old in names.items()}}
 
 
-def _with_certificate(plan: ShardingPlan, certificate: Certificate) -> ShardingPlan:
-    return dataclasses.replace(plan, certificate=certificate)
-
-
 def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool) -> PlannedNode:
     def made() -> PlannedNode:
         values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
@@ -292,10 +285,7 @@ def _shortage(error: InfeasibleError, annotated: Annotated, constraints: Constra
     assert error.least_usage is not None and error.usage_bound is not None and constraints.memory_limit is not None
     profile, mesh = None, annotated.mesh
     if error.least_choices:
-        decision = _decision(annotated.graph, formulation, error.least_choices)
-        annotated, specs = _expanded(annotated.at_memory_sizes, decision)
-        moves = redistributions(annotated, specs, formulation.price, decision.kept, None)
-        profile = planned_profile(annotated.times, specs, moves, mesh, constraints.optimizer)
+        profile = planned_profile(*_in_memory(annotated, formulation, error.least_choices), mesh, constraints.optimizer)
     return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile, annotated.at_memory_sizes.sizes)
 
 
@@ -385,7 +375,7 @@ def _holds(annotated: Annotated, objective: str, until: float | None, requiremen
         return True
     try:
         made = formulate(annotated, _constraints_from(requirements), objective)
-        solve_within((made.floor or made.problem).without_costs(), Budget(left, WORK_LIMIT, grace=0.0))
+        solve_within((made.relaxed or made.problem).without_costs(), Budget(left, WORK_LIMIT, grace=0.0))
     except (InfeasibleError, ConstraintError):
         return False
     except NoPlanError:

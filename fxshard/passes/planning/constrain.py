@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard.byte_sizes import read_size
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.graph.objects import is_length
@@ -24,7 +25,6 @@ from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, 
 from fxshard.plans.parallel import Parallel
 from fxshard.plans.plan_data import OpSpec, again
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.sizes import read_size
 
 Pattern = tuple[Placement | None, ...]
 """One placement per axis; None leaves the axis free."""

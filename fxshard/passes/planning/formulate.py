@@ -34,7 +34,7 @@ from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span
 from fxshard.passes.annotation.overlap import Overlap
 from fxshard.passes.annotation.recompute import Block
-from fxshard.passes.memory.memory_floor import MemoryFloor
+from fxshard.passes.memory.memory_lower_bound import MemoryLowerBound
 from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, Redistributed
 from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing, Layouts, Modes, in_modes
 from fxshard.passes.planning.admissible_specs import admissible_specs, pins_of, plan_pin_text, satisfying, user_location
@@ -67,7 +67,7 @@ class Formulation:
     kept: tuple[Kept, ...] = ()
     times: Mapping[str, int] = field(default_factory=dict)
     """Time at which each node runs, second runs included; empty without a memory limit."""
-    floor: PlacementProblem | None = None
+    relaxed: PlacementProblem | None = None
     """The same problem with memory counted from below: a bound on it bounds every plan within the limit."""
 
 
@@ -145,8 +145,8 @@ class _Builder:
         )
         unit = "microseconds" if self.objective == "time" else "bytes"
         named = self.node_vars, self.result_vars, readers
-        floor = None if self.modes is None or limit is None else self._floor(problem, readers, self.modes)
-        return Formulation(problem, *named, self.price, unit, tuple(self.start), self.blocks, tuple(self.kept), self._times(), floor)
+        relaxed = None if self.modes is None or limit is None else self._relaxed(problem, readers, self.modes)
+        return Formulation(problem, *named, self.price, unit, tuple(self.start), self.blocks, tuple(self.kept), self._times(), relaxed)
 
     def _times(self) -> dict[str, int]:
         if self.modes is None:
@@ -158,12 +158,12 @@ class _Builder:
         priced = self.price, self.annotated.prices
         return MemoryUse(modes, self.mesh, self.constraints.optimizer, self.cache, self.node_vars, self.states, *priced)
 
-    def _floor(self, problem: PlacementProblem, readers: Mapping[str, tuple[Reader, ...]], modes: Modes) -> PlacementProblem:
+    def _relaxed(self, problem: PlacementProblem, readers: Mapping[str, tuple[Reader, ...]], modes: Modes) -> PlacementProblem:
         """The problem that counts only the memory that every plan certainly needs."""
         kept = {one.crossing.value.name: one for one in self.kept}
-        floor = MemoryFloor(self._usage(modes), readers, kept, list(self.transfers))
-        lives = tuple(floor.lives())
-        return replace(problem, lives=lives, transfers=tuple(floor.transfers))
+        bound = MemoryLowerBound(self._usage(modes), readers, kept, list(self.transfers))
+        lives = tuple(bound.lives())
+        return replace(problem, lives=lives, transfers=tuple(bound.transfers))
 
     def _lives(self, modes: Modes) -> tuple[Live, ...]:
         """Memory as `Live`s: how many bytes, and when."""
@@ -379,7 +379,7 @@ class _Builder:
         if not crossing.own and self.constraints.memory_limit is not None:
             transfer = len(self.transfers)
             prices, (given, wanted) = self.cache(
-                ("prices", *self.annotated.prices.extent(crossing.value), None, self._unreduced(crossing.value)),
+                ("prices", *self.annotated.prices.extent(crossing.value), None, crossing.value.name in self.graph.unreduced),
                 ends,
                 lambda: self._priced(crossing.value, ends, None),
             )
@@ -396,7 +396,7 @@ class _Builder:
         ends = [have, *(want for _, want in others)]
         beside = self.annotated.prices.overlap(node.name, places) if self.objective == "time" else None
         priced = partial(self._priced, node, ends, beside)
-        key = ("prices", *self.annotated.prices.extent(node), beside, self._unreduced(node))
+        key = ("prices", *self.annotated.prices.extent(node), beside, node.name in self.graph.unreduced)
         prices, (source_numbers, *numbers) = self.cache(key, ends, priced)
         distinct = {(reader, want.tobytes()): (reader, want) for (reader, _), want in zip(others, numbers, strict=True)}
         self.redistributed.append(Redistributed(node, len(self.transfers), tuple(ends), span))
@@ -411,21 +411,15 @@ class _Builder:
         number = {layout: k for k, layout in enumerate(layouts)}
         there = [layout for layout in layouts if layout is not None]
         some = np.ix_(*[[number[layout] for layout in there]] * 2)
-        paths = self._table(node, there)
+        paths = path_table_for(there, *self.annotated.prices.extent(node), self.mesh, self.price)
         prices = np.zeros((len(layouts), len(layouts)))
         joins = beside is not None and beside.joins
         prices[some] = _between(paths, paths.bucketed(bucketing_saving(self.mesh)) if joins else paths.prices, there)
         if beside is not None:
             prices[some] -= _between(paths, beside.hidden(paths.communication), there)
-        if self._unreduced(node):
+        if node.name in self.graph.unreduced:
             prices[some] = np.where(reduces_pending(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
-
-    def _unreduced(self, node: fx.Node) -> bool:
-        return node.name in self.graph.unreduced
-
-    def _table(self, node: fx.Node, layouts: Sequence[Layout]) -> PathTable:
-        return path_table_for(layouts, *self.annotated.prices.extent(node), self.mesh, self.price)
 
     def _tangents(self) -> None:
         """A tangent has the layout of its output."""

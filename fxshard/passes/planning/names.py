@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fxshard.errors import ConstraintError, closest
-from fxshard.graph.objects import outcome_spec_of
+from fxshard.graph.objects import call_result_spec
 from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, outputs_of
 
 KINDS = "parameter, buffer, input, output, module or node"
@@ -142,7 +142,7 @@ def by_end(given: Mapping[str, Any], graph: PlanningGraph, kind: str) -> dict[st
     holds it. Keys that match nothing stay unchanged.
     """
     ends = graph.inputs_of("input") if kind == "input" else [o for o in graph.outputs if o.kind == "output"]
-    after = outcome_spec_of(graph.out_spec)
+    after = call_result_spec(graph.out_spec)
     others = {} if after is None or kind == "input" else {f"outputs[{i}]": path for i, path in enumerate(after.paths)}
     found: dict[str, Any] = {}
     for key, value in given.items():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import fx
 
+from fxshard.byte_sizes import size_text
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.graph.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.layout.layouts import Layout, placement_str
@@ -26,7 +27,6 @@ from fxshard.plans.comparison import compare
 from fxshard.plans.explanation import Choice, Explanation, Reading
 from fxshard.plans.plan_at import PlanAt
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.sizes import size_text
 from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
 NEAR = 1e-4

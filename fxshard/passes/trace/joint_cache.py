@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fxshard import disk_cache
-from fxshard._torch_compat import FakeTensor, FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.tracing import tracing_state
 from fxshard.errors import FileError
 from fxshard.passes.trace.joint_json import (

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensor, FakeTensorMode, OpOverload, lazy_graph_module, storage_key
+from fxshard._torch_compat import OpOverload
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode, storage_key
+from fxshard._torch_compat.nodes import lazy_graph_module
 from fxshard._torch_compat.tracing import descriptor_from_json, descriptor_to_json
 
 NAMESPACES = ("aten", "prims", "fxshard")

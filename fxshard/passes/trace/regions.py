@@ -15,7 +15,7 @@ from torch import fx
 from torch.distributed.tensor import Replicate, Shard
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import LocalMapCall, captured_local_maps
+from fxshard._torch_compat.dynamo.local_map import LocalMapCall, captured_local_maps
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import PlanningGraph, is_user_file, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout

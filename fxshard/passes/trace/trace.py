@@ -13,10 +13,9 @@ from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from fxshard._torch_compat import (
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.aot import (
     BufferAOTInput,
-    FakeTensor,
-    FakeTensorMode,
     GradAOTOutput,
     InputMutationAOTOutput,
     ParamAOTInput,
@@ -24,23 +23,21 @@ from fxshard._torch_compat import (
     PlainAOTOutput,
     TangentAOTInput,
     aot_export_joint_with_descriptors,
-    flex_attention_of_any_device,
-    noted_side_effects,
-    pytree,
-    sizes_from_data,
-    storage_key,
 )
-from fxshard._torch_compat.dynamo.capture import without_code, without_guards, without_headers
+from fxshard._torch_compat.dynamo.capture import sizes_from_data, without_code, without_guards, without_headers
 from fxshard._torch_compat.dynamo.functions import all_functions
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard._torch_compat.dynamo.kernels import kernels_captured
+from fxshard._torch_compat.dynamo.side_effects import noted_side_effects
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode, storage_key
+from fxshard._torch_compat.flex_attention import flex_attention_of_any_device
 from fxshard._torch_compat.sizes.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
-from fxshard.graph.objects import OutcomeSpec, on_cpu, open_call
+from fxshard.graph.objects import CallResultSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
-from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor, path_name
+from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters, insert_casts, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
 from fxshard.passes.trace.fakes.symbols import RETURNED_SIZE, Symbols, fold_sizes
@@ -73,6 +70,7 @@ from fxshard.passes.trace.rewrites.strides import replace_as_strided
 from fxshard.passes.trace.rewrites.triton_kernels import replace_kernel_calls
 from fxshard.passes.trace.trace_errors import errors_of_the_model, readable_errors
 from fxshard.shapes import DynamicDim
+from fxshard.shapes.arguments import path_name
 
 aten = torch.ops.aten
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
@@ -181,7 +179,7 @@ def _capture(
         for capture in captures:
             stack.enter_context(capture)
 
-        def outcome() -> tuple[OutcomeSpec, Reads] | None:
+        def outcome() -> tuple[CallResultSpec, Reads] | None:
             twin = call.twin()
             return outcome_of_call(effects.around(hooks.recorded(model, twin.model), twin.model), twin.leaves, twin.spec, twin.mode)
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxshard._torch_compat import FAKE_ERRORS, FAKE_STORE, quiet_fakes
+from fxshard._torch_compat.fakes import FAKE_ERRORS, quiet_fakes
+from fxshard._torch_compat.groups import FAKE_STORE
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.planning_graph import is_user_file, source_line
 

@@ -41,7 +41,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import mesh_of_one
+from fxshard._torch_compat.dtensor.rules import mesh_of_one
 from fxshard.errors import OptionError, SizesError
 from fxshard.files import make_folder
 from fxshard.graph.planning_graph import PlanningGraph

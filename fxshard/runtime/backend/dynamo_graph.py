@@ -13,7 +13,9 @@ import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fxshard._torch_compat import FakeTensorMode, dynamo_frame, dynamo_source, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.dynamo.capture import dynamo_frame, dynamo_source
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import PlanningGraph, source_line
 from fxshard.passes.trace.fakes.fake_model import fake_tensor

@@ -15,7 +15,7 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxshard._torch_compat import FakeTensorMode, storage_key
+from fxshard._torch_compat.fakes import FakeTensorMode, storage_key
 from fxshard.errors import RunError, TraceError
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.rewrites.probe import probe

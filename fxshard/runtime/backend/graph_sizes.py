@@ -60,5 +60,5 @@ def dims_of(sizes: Sequence[OpenSize], names: Sequence[str], args: Sequence[Any]
         plain = f"{re.sub(r'[^0-9A-Za-z]+', '_', names[at]).strip('_')}_{dim}"
         name = next(n for k in range(len(sizes)) if (n := plain if not k else f"{plain}_{k}") not in found)
         places = tuple((names[i], d) for i, d in one.places)
-        found[name] = DynamicDim(name, places, int(args[at].shape[dim]), max(one.least, 1), one.most, asked=False)
+        found[name] = DynamicDim(name, places, int(args[at].shape[dim]), max(one.least, 1), one.most, required=False)
     return tuple(found.values())

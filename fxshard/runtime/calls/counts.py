@@ -6,7 +6,7 @@ import logging
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.graph.objects import Counted, outcome_spec_of
+from fxshard.graph.objects import Counted, call_result_spec
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.ranks.launch import announce
 
@@ -15,13 +15,13 @@ COUNTS = "each call changes %s%s, a Python number: each value of such a number n
 
 def new_counters(graph: PlanningGraph, counted: Counted) -> Counted:
     """The numbers that a call changes in its objects and that ``counted``, the leaves of calls, does not contain yet."""
-    after = outcome_spec_of(graph.out_spec)
+    after = call_result_spec(graph.out_spec)
     return frozenset() if after is None else after.counters - counted
 
 
 def warn_of_counts(graph: PlanningGraph, told: set[str], device_mesh: DeviceMesh) -> None:
     """Warns once about numbers that a call changes and that are not dynamic sizes; ``told``: numbers warned about, updated here."""
-    after = outcome_spec_of(graph.out_spec)
+    after = call_result_spec(graph.out_spec)
     counts = [path for path in (after.counts if after is not None else ()) if path not in told]
     if counts:
         told.update(counts)

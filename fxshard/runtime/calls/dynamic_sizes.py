@@ -138,7 +138,7 @@ def trace_with_static_fallback(
             raise
         except (TraceError, RuleError) as error:
             named = error.dim if isinstance(error, StaticDimError) else None
-            if not dims or any(dim.asked and named in (None, dim.name) for dim in dims):
+            if not dims or any(dim.required and named in (None, dim.name) for dim in dims):
                 raise
             changed = moved is None or (bool(moved) if named is None else named in moved)
             announce(device_mesh, logging.WARNING if changed else logging.INFO, "sizes stay static: %s", error.what)
@@ -156,7 +156,7 @@ def dynamic_dims_of_call(
     """(the dynamic dims of the next program for the leaves ``named``, the names of those whose size is odd, for the first time).
 
     ``seen``: shapes of similar calls. ``made``: programs that would serve the call but for its sizes, and their shapes. Other
-    arguments as in ``changed_dims``. If a program with uneven shards does not serve the call either, some other assumption of the model
+    arguments as in ``varying_dims``. If a program with uneven shards does not serve the call either, some other assumption of the model
     fails, and the next program allows uneven shards too. If a program made for exactly these shapes refuses them, first the dims of
     size 1 become static, because kernels specialise on them, then all dims. If a tensor is empty, no dim is dynamic.
     """
@@ -167,13 +167,13 @@ def dynamic_dims_of_call(
     empty = any(0 in leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_length(leaf))
     if empty:
         return (), ()
-    dims = changed_dims(named, asked, seen, everything=everything)
+    dims = varying_dims(named, asked, seen, everything=everything)
     if own and not uneven - tried:
         ones = {dim.name for dim in dims if dim.example == 1}
         if not ones or any(ones.isdisjoint(names) for names in own):
             return (), ()
         dims = tuple(dim for dim in dims if dim.name not in ones)
-    found = tuple(replace(dim, uneven=bool(uneven | tried), asked=dim.asked and not made) for dim in dims)
+    found = tuple(replace(dim, uneven=bool(uneven | tried), required=dim.required and not made) for dim in dims)
     return found, tuple(sorted(uneven - tried))
 
 
@@ -184,7 +184,7 @@ def fallback_dims(dims: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
     return tuple(replace(dim, uneven=True) for dim in dims)
 
 
-def changed_dims(
+def varying_dims(
     named: Mapping[str, Any], asked: Sequence[DynamicDim], seen: Sequence[Shapes], *, everything: bool = False
 ) -> tuple[DynamicDim, ...]:
     """The dynamic dims of a call of the leaves ``named``: those ``asked`` for, and those that had another size in ``seen``.
@@ -246,10 +246,10 @@ def _parts(dim: DynamicDim, history: Callable[[tuple[str, int]], tuple[int, ...]
 def _automatic_dim(places: Sequence[tuple[str, int]], size: int) -> DynamicDim:
     """A dynamic dim that the user did not ask for, named after its first place."""
     path, dim = places[0]
-    return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, asked=False)
+    return DynamicDim(f"{re.sub(r'[^0-9A-Za-z]+', '_', path).strip('_')}_{dim}", tuple(places), size, required=False)
 
 
-def growing_dims(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
+def dims_changed_by_call(graph: PlanningGraph, named: Mapping[str, Any], known: Sequence[DynamicDim]) -> tuple[DynamicDim, ...]:
     """The dims, besides ``known``, that the call of the leaves ``named`` changes itself, in the objects that it is given, such as a cache.
 
     Numbers that the call changes there count as dims too. The next call of this kind has other sizes. Dims of other arguments that have

@@ -25,6 +25,7 @@ from fxshard.runtime.ranks.watchdog import watching
 from fxshard.runtime.simulate.shards import scatter
 from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
+from fxshard.shapes.arguments import path_name
 
 
 def local_batch(x: torch.Tensor, device_mesh: DeviceMesh, axis: str = "dp", size: int | None = None) -> DTensor:
@@ -116,8 +117,7 @@ def leaf_key(leaf: Any) -> Any:
 
 def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """``args[0]``, ``kwargs['mask']``: the name of each leaf, in the order of flattening."""
-    paths = pytree.tree_flatten_with_path(open_call(args, kwargs)[:2])[0]
-    return [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
+    return [path_name(path) for path, _ in pytree.tree_flatten_with_path(open_call(args, kwargs)[:2])[0]]
 
 
 def layout_of(value: torch.Tensor, mesh: Mesh) -> Layout:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.byte_sizes import read_size
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, a_kind, closest
 from fxshard.mesh.hardware import Hardware
@@ -21,7 +22,6 @@ from fxshard.plans.constraints import OBJECTIVES, Constraint, check_constraints
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.compile.compile import COMPILERS
 from fxshard.runtime.ranks.agreement import TIMEOUT
-from fxshard.sizes import read_size
 
 
 @dataclass(frozen=True, kw_only=True)

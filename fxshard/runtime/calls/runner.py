@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import DENSE, held
-from fxshard.graph.objects import leaves_in_objects, outcome_spec_of, outputs_in_objects
+from fxshard.graph.objects import call_result_spec, leaves_in_objects, outputs_in_objects
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout
 from fxshard.runtime.calls.inputs import Leaves, check_plain_results, global_result, reader, write_back
@@ -86,7 +86,7 @@ class Runner:
         plain = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
         self.as_computed = plain and not any(self.distributed or ())
         self.in_objects, self.paths = leaves_in_objects(program.in_spec), outputs_in_objects(program.out_spec)
-        self.changes_objects, self.single_output = outcome_spec_of(program.out_spec) is not None, program.out_spec.is_leaf()
+        self.changes_objects, self.single_output = call_result_spec(program.out_spec) is not None, program.out_spec.is_leaf()
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         if self.check is not None:

@@ -84,7 +84,8 @@ def dtype_name(dtype: torch.dtype, name: str) -> str:
 def read_index(text: bytes | str, where: str) -> Index:
     """The index in ``text``; raises FileError if it is damaged, foreign, or of another version."""
     root = parse_json(text, where)
-    root.version(FORMAT, "checkpoint", (VERSION,), "give what fxshard.save_checkpoint wrote", f"this fxshard reads version {VERSION}")
+    remedy = f"save it again, or load it with the fxshard that wrote it; this one reads version {VERSION}"
+    root.check_version(FORMAT, VERSION, "checkpoint", "give what fxshard.save_checkpoint wrote", remedy)
     root.known(("sha256", "format", "version", "folder", "ranks", "tensors", "aliases", "values"))
     if root.get("sha256", Field.text) != _digest({k: v for k, v in root.value.items() if k != "sha256"}):
         raise root.fail("the index is damaged: its hash does not match", REMAKE)

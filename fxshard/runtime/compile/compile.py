@@ -153,7 +153,9 @@ def _merge(b: CompileState) -> tuple[CompileState, str]:
 
 
 def _copy_module(module: fx.GraphModule) -> fx.GraphModule:
-    return fx.GraphModule(torch.nn.Module(), _copy_graph(module.graph))
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def _expand_draws(b: CompileState) -> tuple[CompileState, str]:
@@ -260,7 +262,7 @@ def _compile_graph(
     """
     if compiler == "eager":
         return _boxed(module)
-    copy = fx.GraphModule(torch.nn.Module(), _copy_graph(module.graph))
+    copy = _copy_module(module)
     if not skip_outline:
         outline(copy)
     output = copy.graph.output_node()
@@ -290,12 +292,6 @@ def _boxed(module: fx.GraphModule) -> BoxedFunction:
         node.target = divided
     run: BoxedFunction = fx.GraphModule(module, graph).forward  # not the module itself, for which global module hooks would be called
     return run
-
-
-def _copy_graph(graph: fx.Graph) -> fx.Graph:
-    new = fx.Graph()
-    new.output(new.graph_copy(graph, {}))
-    return new
 
 
 def _update_strides(backward: fx.GraphModule, strides: list[tuple[int, ...] | None] | None, results: int, start: int, kept: int) -> bool:

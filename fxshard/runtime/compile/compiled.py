@@ -12,8 +12,8 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import wrap_like
 from fxshard._torch_compat.calls import kernels_only, locals_of, versions_of
+from fxshard._torch_compat.dtensor.rules import wrap_like
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard.errors import RunError
 from fxshard.layout.layouts import Layout

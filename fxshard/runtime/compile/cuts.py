@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from fxshard._torch_compat import OpOverload, schema_of
+from fxshard._torch_compat import OpOverload
+from fxshard._torch_compat.operators import schema_of
 from fxshard.graph.planning_graph import VIEWS, is_getitem
 from fxshard.program.sharded_program import is_collective, is_wait
 from fxshard.runtime.compile.repeats import RepeatedRun

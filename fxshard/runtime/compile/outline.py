@@ -16,7 +16,6 @@ from functools import cached_property
 from itertools import dropwhile, groupby
 from typing import Any
 
-import numpy as np
 import sympy
 import torch
 from torch import fx
@@ -138,7 +137,7 @@ def _equal_regions(nodes: Sequence[fx.Node]) -> list[list[Region]]:
     if not nodes:
         return []
     given = input_symbols(nodes[0].graph)
-    codes, found = _codes(nodes), defaultdict[Hashable, list[Region]](list)
+    codes, found = encode(map(call_signature, nodes)), defaultdict[Hashable, list[Region]](list)
     cuts = CutCosts(nodes, codes)
     for run in find_runs(codes, MIN_REPEATS, MIN_SAVED_NODES):
         for start in cuts.best_starts(run):
@@ -152,10 +151,6 @@ def _calls(graph: fx.Graph, order: Iterable[fx.Node]) -> list[fx.Node]:
     last = epilogue_nodes(graph)
     calls = (n for n in order if n.op not in ("placeholder", "get_attr") and n not in last and not is_number(n))
     return list(dropwhile(is_view, calls))
-
-
-def _codes(nodes: Sequence[fx.Node]) -> np.ndarray:
-    return encode(map(call_signature, nodes))
 
 
 def call_signature(node: fx.Node) -> Hashable:

@@ -40,9 +40,9 @@ from fxshard.runtime.calls.dynamic_sizes import (
     UNEVEN_SIZES,
     Shapes,
     agreed_refusal,
+    dims_changed_by_call,
     dynamic_dims_of_call,
     fallback_dims,
-    growing_dims,
     moved_names,
     refusal,
     refusal_message,
@@ -293,7 +293,7 @@ class ShardedForward:
             program = self._planned(call, graph, named, plan, first, dump)
         except SizesError as error:
             dims = () if graph.family is None else graph.family.dims
-            if any(dim.asked for dim in dims):
+            if any(dim.required for dim in dims):
                 raise
             announce(self.device_mesh, logging.WARNING, "no program can serve all these sizes: %s", error.what)
             return self.prepare(call.args, call.kwargs, train, None, fallback_dims(dims), retry=True)
@@ -328,7 +328,7 @@ class ShardedForward:
             if grows and (new := new_counters(graph, self.counted)):
                 self.counted |= new
                 return None
-            if grows and (more := growing_dims(graph, call.named, dims)):
+            if grows and (more := dims_changed_by_call(graph, call.named, dims)):
                 graph = self._trace(call, (*dims, *more), dump, moved)
         return graph
 
@@ -374,7 +374,7 @@ class ShardedForward:
             return ()
         asked = self._named_dims(call)
         if self.sharded:
-            asked = tuple(replace(dim, asked=False) for dim in asked)  # only the first program has to be dynamic
+            asked = tuple(replace(dim, required=False) for dim in asked)  # only the first program has to be dynamic
         else:
             self.sampled = weighted_sizes(self.settings.example_sizes, asked)
         serving = [(made.runner, made.shapes) for made in others if made.serves(call.spec, call.attributes, call.hooks)]

@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fxshard.byte_sizes import size_text
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.shapes import DynamicDim, WeightedSizes, first_broken, sizes_named
-from fxshard.sizes import size_text
 
 log = logging.getLogger("fxshard")
 

@@ -87,17 +87,13 @@ def _partial_norm(own: Sequence[torch.Tensor], order: float, device: torch.devic
     """[2], float64: the sum of |x| ** order, or the largest |x|; and whether there is a NaN, which a backend's maximum may drop."""
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for x in own:
-        norm = torch.linalg.vector_norm(x, order, dtype=_wide(x.dtype)).to(torch.float64)
+        norm = torch.linalg.vector_norm(x, order, dtype=torch.promote_types(x.dtype, torch.float32)).to(torch.float64)
         if order != math.inf:
             total[0] += norm**order
         else:
             total[1] = torch.maximum(total[1], norm.isnan().to(torch.float64))
             total[0] = torch.maximum(total[0], norm.nan_to_num(nan=0.0, posinf=math.inf))
     return total
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _own_part(grad: torch.Tensor) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ from torch import optim
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fxshard._torch_compat import wrap_like
+from fxshard._torch_compat.dtensor.rules import wrap_like
 from fxshard._torch_compat.dtensor.shards import local_like, spec_of
 
 ELEMENTWISE = frozenset(

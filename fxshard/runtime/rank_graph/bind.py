@@ -16,8 +16,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import register_group_alias
-from fxshard._torch_compat.groups import backend_name
+from fxshard._torch_compat.groups import backend_name, register_group_alias
 from fxshard.errors import PlanError, RunError
 from fxshard.mesh.mesh import as_mesh
 from fxshard.program.sharded_program import KINDS, ShardedProgram, SizeClass, is_collective

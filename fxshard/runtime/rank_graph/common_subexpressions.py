@@ -13,7 +13,9 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from fxshard._torch_compat import OpOverload, pytree, schema_of, storage_key
+from fxshard._torch_compat import OpOverload, pytree
+from fxshard._torch_compat.fakes import storage_key
+from fxshard._torch_compat.operators import schema_of
 from fxshard.passes.after_lowering.forward_backward import returned
 from fxshard.runtime.rank_graph.partition import Partition
 

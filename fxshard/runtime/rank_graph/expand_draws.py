@@ -14,8 +14,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxshard._torch_compat import named_arguments
 from fxshard._torch_compat.inductor.inductor import inductor_decompositions
+from fxshard._torch_compat.operators import named_arguments
 from fxshard.ops import random
 
 MASK, DRAW = torch.ops.fxshard.keep_mask.default, torch.ops.fxshard.random_shard.default

@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
-from fxshard._torch_compat import FakeTensorMode, schema_of
+from fxshard._torch_compat.fakes import FakeTensorMode
+from fxshard._torch_compat.operators import schema_of
 from fxshard._torch_compat.sizes.symbols import symbolic_kernels
 from fxshard.ops.kernels import KERNELS, Kernel
 

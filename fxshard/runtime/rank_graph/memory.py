@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import mesh_of_one
+from fxshard._torch_compat.dtensor.rules import mesh_of_one
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.lowering.at_sizes import program_at

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import storage_key
+from fxshard._torch_compat.fakes import storage_key
 from fxshard._torch_compat.inductor.inductor import values_to_save
 from fxshard.errors import PlanError
 from fxshard.graph.planning_graph import ancestors

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, named_arguments
+from fxshard._torch_compat import TorchDispatchMode
+from fxshard._torch_compat.operators import named_arguments
 from fxshard.errors import RunError
 from fxshard.runtime.rank_graph.bind import axis_of_group
 from fxshard.runtime.ranks.agreement import agree, default_group, name_ranks

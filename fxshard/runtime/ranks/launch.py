@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import FakeTensor
+from fxshard._torch_compat.fakes import FakeTensor
 from fxshard.errors import OptionError, RunError
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, agree, default_group, name_ranks

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, named_arguments
+from fxshard._torch_compat import TorchDispatchMode
+from fxshard._torch_compat.operators import named_arguments
 from fxshard.passes.after_lowering.forward_backward import forward_collectives
 from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram
 from fxshard.runtime.groups.reduce_scatter import as_issued

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import changes_of, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import changes_of
 from fxshard.errors import LayoutError, OptionError, RunError, a_kind
 from fxshard.layout.layouts import Layout, check_layout, local_shape
 from fxshard.mesh.mesh import Mesh

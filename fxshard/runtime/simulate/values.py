@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard._torch_compat import FakeTensor, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor
 from fxshard.errors import RunError
-from fxshard.graph.objects import Opened, Outcome, open_call
+from fxshard.graph.objects import CallResult, Opened, open_call
 from fxshard.graph.planning_graph import UNKNOWN, constants_of
 from fxshard.program.sharded_program import ShardedProgram
+from fxshard.shapes.arguments import path_name
 
 CALL_REMEDY = "give arguments like those of the example, or plan (export) again for these"
 SHAPES_REMEDY = "give tensors of the shapes and dtypes of the example, or plan (export) again for these"
@@ -58,20 +60,16 @@ def returned_by_model(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
     ``changed``: new values of arguments by name.
     """
-    if not isinstance(result, Outcome):
+    if not isinstance(result, CallResult):
         return result
     paths = pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]
-    named = [("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]) for path, _ in paths]
-    return result.on_copies([changed.get(name, value) for name, (_, value) in zip(named, paths, strict=True)])
+    return result.on_copies([changed.get(path_name(path), value) for path, value in paths])
 
 
 def argument_values(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
     """Tensors among the arguments by path: ``args[0]``, ``kwargs['mask']``."""
-    found = {}
-    for path, value in pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]:
-        if isinstance(value, torch.Tensor):
-            found[("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])] = value
-    return found
+    paths = pytree.tree_flatten_with_path(open_call(args, kwargs or {})[:2])[0]
+    return {path_name(path): value for path, value in paths if isinstance(value, torch.Tensor)}
 
 
 def sizes_of_call(program: ShardedProgram, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> dict[str, int]:

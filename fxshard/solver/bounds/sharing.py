@@ -67,28 +67,18 @@ def rebalance(values: FloatArray, slack: FloatArray, sharing: Sharing) -> None:
             for layout in range(width):
                 pool[layout], needy[layout], chosen[layout] = 0.0, 0.0, -1.0
             for k in range(first, last):
-                wanted, begin = sharing.wanted[k], sharing.start[k]
+                begin = sharing.start[k] + (given if sharing.across[k] else given * sharing.wanted[k])
+                step = height if sharing.across[k] else 1
                 columns = sharing.column[sharing.column_start[k] : sharing.column_start[k] + width]
-                if sharing.across[k]:
-                    take(values[begin + given :], slack[begin + given :], height, columns, k, pool, needy, chosen)
-                elif wanted == width:
-                    begin += given * width
-                    take_all(values[begin : begin + width], slack[begin : begin + width], k, pool, needy, chosen)
-                else:
-                    take(values[begin + given * wanted :], slack[begin + given * wanted :], 1, columns, k, pool, needy, chosen)
+                take(values[begin:], slack[begin:], step, columns, k, pool, needy, chosen)
             for layout in range(width):
                 each[layout] = np.floor(pool[layout] / max(1.0, needy[layout]))
                 pool[layout] -= each[layout] * needy[layout]
             for k in range(first, last):
-                wanted, begin = sharing.wanted[k], sharing.start[k]
+                begin = sharing.start[k] + (given if sharing.across[k] else given * sharing.wanted[k])
+                step = height if sharing.across[k] else 1
                 columns = sharing.column[sharing.column_start[k] : sharing.column_start[k] + width]
-                if sharing.across[k]:
-                    give(values[begin + given :], slack[begin + given :], height, columns, k, each, pool, chosen)
-                elif wanted == width:
-                    begin += given * width
-                    give_all(values[begin : begin + width], slack[begin : begin + width], k, each, pool, chosen)
-                else:
-                    give(values[begin + given * wanted :], slack[begin + given * wanted :], 1, columns, k, each, pool, chosen)
+                give(values[begin:], slack[begin:], step, columns, k, each, pool, chosen)
 
 
 @compiled
@@ -109,20 +99,6 @@ def take(
 
 
 @compiled
-def take_all(row: FloatArray, slack: FloatArray, k: int, pool: FloatArray, needy: FloatArray, chosen: FloatArray) -> None:
-    """As `take`, for a reader that can want every layout, with contiguous cells in layout order."""
-    for layout in range(len(row)):
-        value, spare = row[layout], slack[layout]
-        needs = 1.0 if spare < np.inf else 0.0
-        needy[layout] += needs
-        begins = (chosen[layout] < 0) | ((needs > 0) & (needy[layout] == 1))
-        chosen[layout] = k if begins else chosen[layout]
-        taken = min(value, spare) if value < np.inf else 0.0
-        pool[layout] += taken
-        row[layout] = value - taken
-
-
-@compiled
 def give(
     row: FloatArray, slack: FloatArray, step: int, columns: IntArray, k: int, each: FloatArray, rest: FloatArray, chosen: FloatArray
 ) -> None:
@@ -132,14 +108,6 @@ def give(
             cell = step * columns[layout]
             part = each[layout] if slack[cell] < np.inf else 0.0
             row[cell] += part + (rest[layout] if chosen[layout] == k else 0.0)
-
-
-@compiled
-def give_all(row: FloatArray, slack: FloatArray, k: int, each: FloatArray, rest: FloatArray, chosen: FloatArray) -> None:
-    """As `give`, for a reader that can want every layout, with contiguous cells in layout order."""
-    for layout in range(len(row)):
-        part = each[layout] if slack[layout] < np.inf else 0.0
-        row[layout] += part + (rest[layout] if chosen[layout] == k else 0.0)
 
 
 @compiled

@@ -29,7 +29,7 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, from_problem
 from fxshard.solver.problem.problem import PlacementProblem
 from fxshard.solver.problem.row_uses import Use
-from fxshard.solver.problem.scaling import SPAN_BITS, coarsen
+from fxshard.solver.problem.scaling import SPAN_BITS, without_costs
 from fxshard.solver.reductions.memory import ConstantMemory, DominatedTimes, largest, least
 from fxshard.solver.search.case_split import search_by_cases
 
@@ -75,7 +75,7 @@ def least_excess(problem: PlacementProblem, budget: Budget, known: Least | None 
     choice is allowed at all.
     """
     raw = from_problem(problem)
-    best = _Best(coarsen(raw, 0.0), known)
+    best = _Best(without_costs(raw), known)
     if known is None:
         best.offer(greedy(raw))
     work, near = budget.part(WORK), NEAR
@@ -193,6 +193,6 @@ def _dual(relaxation: Relaxation, top: float) -> float:
     total = float(multipliers.sum())
     if total <= 0:
         return -np.inf
-    free = Ascent(coarsen(ascent.model, 0.0), Budget(), lambda choices, cost: np.inf)
+    free = Ascent(without_costs(ascent.model), Budget(), lambda choices, cost: np.inf)
     bound, _, _ = free.evaluate(multipliers, PAIRS, total * NEAR)
     return top + bound / total

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.arrays import FloatArray, IntArray, starts
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import Model
 
@@ -150,7 +150,7 @@ def loaded(lp: highspy.HighsLp) -> highspy.Highs:
 def _columns(model: Model) -> _Columns:
     """The program's matrix; rows: one per node, then one per end and state of each edge, then the limits."""
     sizes = np.asarray([len(cost) for cost in model.costs], dtype=np.int64)
-    offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    offset = starts(sizes)
     states, nodes = int(offset[-1]), len(model)
     costs = list(model.costs)
     row, column = [np.repeat(np.arange(nodes), sizes)], [np.arange(states)]

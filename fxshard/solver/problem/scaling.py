@@ -60,18 +60,15 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
 
 
-def coarsen(model: Model, by: float) -> Model:
-    """The model with finite costs multiplied by a factor of at most 1 and rounded down; no plan costs more than before."""
+def without_costs(model: Model) -> Model:
+    """The model with every finite cost 0, which keeps only its constraints."""
 
-    def coarse(table: FloatArray) -> FloatArray:
-        return np.where(np.isinf(table), np.inf, np.floor(np.where(np.isinf(table), 0.0, table) * by))
+    def free(table: FloatArray) -> FloatArray:
+        return np.where(np.isinf(table), np.inf, 0.0)
 
-    pairs = len(model.costs) + len(model.edges)
-    tables = each([*model.costs, *model.edges.values(), *(t.prices for t in model.transfers)], coarse)
-    edges = dict(zip(model.edges, tables[len(model.costs) : pairs], strict=True))
-    transfers = Transfers(replace(t, prices=prices) for t, prices in zip(model.transfers, tables[pairs:], strict=True))
-    constant = float(np.floor(model.constant * by))
-    return replace(model, costs=tables[: len(model.costs)], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes)
+    edges = dict(zip(model.edges, each(model.edges.values(), free), strict=True))
+    transfers = Transfers(replace(t, prices=free(t.prices)) for t in model.transfers)
+    return replace(model, costs=each(model.costs, free), edges=edges, transfers=transfers, constant=0.0)
 
 
 def _factor(magnitude: float, exact: bool) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import schema_of
+from fxshard._torch_compat.operators import schema_of
 from fxshard.graph.call import Call, Operand
 from fxshard.strategies.engine.factors import Dims, Factors, Linear, Rule, resolve
 

@@ -69,11 +69,6 @@ class _Options:
     conflicts: frozenset[frozenset[str]] = frozenset()
 
 
-def axis_options(call: Call) -> tuple[AxisOption, ...]:
-    """All options of one axis, replicated first, before the conditions that depend on the size of the mesh."""
-    return _options(call).options
-
-
 def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) -> OpStrategy:
     """All legal specs of ``call`` on ``mesh``, replicated first, in a fixed order.
 
@@ -298,9 +293,9 @@ def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -
     options = [o for o in offered.options if _wanted(o, reductions)]
     product = itertools.product(options, repeat=len(shape))
     chosen = [c for c in product if _legal(c, shape, offered.conditions) and not _has_conflict(c, offered.conflicts)]
-    columns = [_layouts(tensor) for tensor in _columns(chosen, len(call.operands))]
-    outs = [_layouts(tensor) for tensor in _columns(chosen, len(call.outputs), outputs=True)]
-    rows = zip(_rows(columns, len(chosen)), _rows(outs, len(chosen)), strict=True)
+    ins = [_layouts([tuple(o.inputs[tensor] for o in combination) for combination in chosen]) for tensor in range(len(call.operands))]
+    outs = [_layouts([tuple(o.outputs[tensor] for o in combination) for combination in chosen]) for tensor in range(len(call.outputs))]
+    rows = zip(_rows(ins, len(chosen)), _rows(outs, len(chosen)), strict=True)
     specs = tuple(OpSpec(i, o) for i, o in rows if all(map(reductions_commute, (*i, *o))))
     return OpStrategy(specs, offered.fallback, offered.note)
 
@@ -309,14 +304,6 @@ def _wanted(option: AxisOption, reductions: tuple[str, ...]) -> bool:
     """Whether an option passes only ``reductions`` through; reductions that a sharded factor creates are always offered."""
     passed = (p.reduce_op for p in option.inputs if isinstance(p, Partial))
     return option.factor is not None or all(op in reductions for op in passed)
-
-
-def _columns(chosen: list[tuple[AxisOption, ...]], count: int, outputs: bool = False) -> Iterator[Iterator[tuple[Placement, ...]]]:
-    for tensor in range(count):
-        if outputs:
-            yield (tuple(o.outputs[tensor] for o in combination) for combination in chosen)
-        else:
-            yield (tuple(o.inputs[tensor] for o in combination) for combination in chosen)
 
 
 def _layouts(placements: Iterable[tuple[Placement, ...]]) -> list[Layout]:

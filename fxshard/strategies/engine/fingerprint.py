@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard._torch_compat import schema_of
+from fxshard._torch_compat.operators import schema_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, range, slice)
 SHIPPED = {"torch", "fxshard", *sys.stdlib_module_names}

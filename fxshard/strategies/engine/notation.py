@@ -84,14 +84,13 @@ def rule(
     return TextRule(pattern, ins, outs, tuple(linear), ops, None if at is None else tuple(at), properties)
 
 
-def einop_rule(pattern: str, *, linear: bool = True, enforce: Mapping[int, int] | None = None, **properties: Any) -> TextRule:
-    """The rule of an operator that is linear in each operand, unless ``linear`` is False.
+def einop_rule(pattern: str, *, enforce: Mapping[int, int] | None = None, **properties: Any) -> TextRule:
+    """The rule of an operator that is linear in each operand.
 
     ``enforce``: operand -> the output that shares its memory, and so its layout.
     """
     count = len(pattern.partition("->")[0].split(","))
-    groups = [(i,) for i in range(count)] if linear else []
-    return rule(pattern, linear=groups, enforce=tuple((enforce or {}).items()), **properties)
+    return rule(pattern, linear=[(i,) for i in range(count)], enforce=tuple((enforce or {}).items()), **properties)
 
 
 def pointwise_rule(

@@ -13,7 +13,8 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard._torch_compat import dtensor_spec, pytree, sharding_functions
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.dtensor.rules import dtensor_spec, sharding_functions
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.layout.layouts import REDUCE_OPS

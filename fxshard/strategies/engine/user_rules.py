@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fxshard._torch_compat import find_operator, operator_names, schema_of, sharding_functions
+from fxshard._torch_compat.dtensor.rules import sharding_functions
+from fxshard._torch_compat.operators import find_operator, operator_names, schema_of
 from fxshard.errors import OptionError, RuleError, a_kind, closest
 from fxshard.layout.layouts import REDUCE_OPS
 from fxshard.strategies.engine.factors import Factors, Rule

@@ -48,11 +48,9 @@ PAIRS = "a shard of the rows is not a shard of the pairs, and the root of a sum 
 
 def distance(call: Call) -> Factors:
     """out[m, n] = p-norm of a[m, :] - b[n, :]."""
-    (out,) = call.outputs
-    assert out is not None
-    batch, (a, b) = _batches(out.ndim), call.operands
-    k, reduce = _reduced_factor(call.args[2])
-    return factors([[*batch[out.ndim - a.ndim :], "m", k], [*batch[out.ndim - b.ndim :], "n", k]], [[*batch, "m", "n"]], reduce=reduce)
+    ndim, (a, b) = call.output.ndim, call.operands
+    batch, (k, reduce) = _batches(ndim), _reduced_factor(call.args[2])
+    return factors([[*batch[ndim - a.ndim :], "m", k], [*batch[ndim - b.ndim :], "n", k]], [[*batch, "m", "n"]], reduce=reduce)
 
 
 def pair_distance(call: Call) -> Factors:
@@ -78,9 +76,7 @@ def distance_backward(call: Call) -> Factors:
     batch = _batches(ndim)
     a, b = ([*batch[ndim - call.operands[i].ndim :], name, "k"] for i, name in ((1, "m"), (2, "n")))
     pairs = [*batch, "m", "n"]
-    (out,) = call.outputs
-    assert out is not None
-    return factors([pairs, a, b, pairs], [[*batch[ndim - out.ndim :], "m", "k"]], linear=linear_groups(call, [(0,)]))
+    return factors([pairs, a, b, pairs], [[*batch[ndim - call.output.ndim :], "m", "k"]], linear=linear_groups(call, [(0,)]))
 
 
 def _batches(ndim: int) -> list[str]:
@@ -89,8 +85,6 @@ def _batches(ndim: int) -> list[str]:
 
 def addmm_activation(call: Call) -> Factors:
     """f(c + a b): f is not linear, so k stays whole."""
-    (out,) = call.outputs
-    assert out is not None
     return factors([["m", "n"][2 - call.operands[0].ndim :], ["m", "k!"], ["k!", "n"]], [["m", "n"]])
 
 

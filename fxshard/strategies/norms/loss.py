@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import Factors, Rule, factors, linear_groups
+from fxshard.strategies.engine.factors import Factors, factors, linear_groups
 from fxshard.strategies.engine.local import LocalContext, LocalForm, on_contiguous
-from fxshard.strategies.engine.notation import rule
+from fxshard.strategies.engine.notation import pointwise_rule, rule
 from fxshard.strategies.engine.registry import register, replaced, unchanged
 from fxshard.strategies.norms.softmax import decomposed
-from fxshard.strategies.tensors.dims import named
 
 aten = torch.ops.aten
 
@@ -78,23 +77,12 @@ register("fxshard.cross_entropy_backward.default", decomposed(8, "s s s x s s s 
 register("fxshard.spread_target.default", decomposed(2, "s s -> x", (0,)), local=local_spread)
 
 
-def elementwise(*groups: tuple[int, ...]) -> Rule:
-    """An elementwise loss with operands broadcast from the right, optionally reduced."""
-
-    def each(call: Call) -> Factors:
-        dims = named(max(o.ndim for o in call.operands))
-        outs = [None if o is None else dims[len(dims) - o.ndim :] for o in call.outputs]
-        return factors([dims[len(dims) - o.ndim :] for o in call.operands], outs, linear=linear_groups(call, groups))
-
-    return each
-
-
 def local_loss(reduction: int, is_backward: bool) -> LocalForm:
     """Computes a mean as the sum over the global count; its gradient likewise."""
 
     def local(ctx: LocalContext) -> Any:
         if ctx.call.arg(reduction, default=MEAN) != MEAN:
-            return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+            return unchanged(ctx)
         padded = ctx.args if len(ctx.args) > reduction else (*ctx.args, *[None] * (reduction - len(ctx.args)), MEAN)
         args = replaced(padded, {reduction: SUM})
         count = math.prod(ctx.call.operands[is_backward].shape)
@@ -105,7 +93,8 @@ def local_loss(reduction: int, is_backward: bool) -> LocalForm:
     return local
 
 
+# Elementwise losses, perhaps reduced.
 for _op, _at in {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss": 2, "binary_cross_entropy": 3}.items():
-    register(f"aten.{_op}.default", elementwise(), local=local_loss(_at, False))
-    register(f"aten.{_op}_backward.default", elementwise((0,)), local=local_loss(_at + 1, True))
-register("aten.binary_cross_entropy_with_logits.default", elementwise(), local=local_loss(4, False))
+    register(f"aten.{_op}.default", pointwise_rule(), local=local_loss(_at, False))
+    register(f"aten.{_op}_backward.default", pointwise_rule((0,)), local=local_loss(_at + 1, True))
+register("aten.binary_cross_entropy_with_logits.default", pointwise_rule(), local=local_loss(4, False))

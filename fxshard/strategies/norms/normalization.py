@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -127,12 +128,15 @@ def renorm(call: Call) -> Factors:
 
 
 def local_spread(ctx: LocalContext) -> Any:
-    """Uses torch's variance if the batch is whole: it reads x once, fused with the sum."""
-    x, (meta, _) = ctx.inputs[0], ctx.call.operands
-    rest = [d for d in range(meta.ndim) if d != 1]
-    if any(x.axes_on(d) for d in rest) or meta.dtype.itemsize < 4:
+    """The spread over all dims but the channels."""
+    return spread_over(ctx, [d for d in range(ctx.call.operands[0].ndim) if d != 1])
+
+
+def spread_over(ctx: LocalContext, dims: Sequence[int], **options: Any) -> Any:
+    """The operator, or if the dims are whole, torch's variance times the count: it reads x once, fused with the sum."""
+    if any(ctx.inputs[0].axes_on(d) for d in dims) or ctx.call.operands[0].dtype.itemsize < 4:
         return unchanged(ctx)
-    variance = ctx.emit(torch.ops.aten.var.correction, ctx.args[0], rest, correction=0)
+    variance = ctx.emit(torch.ops.aten.var.correction, ctx.args[0], dims, correction=0, **options)
     return ctx.emit(torch.ops.aten.mul.Tensor, variance, ctx.args[2])
 
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from fxshard.graph.call import Call, Operand
 from fxshard.strategies.engine.factors import SUMS, Factors, Rule, factors, linear_groups
-from fxshard.strategies.engine.local import LocalContext
-from fxshard.strategies.engine.registry import register, unchanged
+from fxshard.strategies.engine.registry import register
+from fxshard.strategies.norms.normalization import spread_over
 from fxshard.strategies.tensors.dims import named
 
 
@@ -51,18 +49,9 @@ def weight_sum(call: Call) -> Factors:
     return factors(operands, [kept], linear=linear_groups(call, [(0,)]))
 
 
-def local_spread(ctx: LocalContext) -> Any:
-    """Uses torch's variance if the dims are whole: it reads x once, fused with the sum."""
-    x, meta, dims = ctx.inputs[0], ctx.call.operands[0], ctx.args[3]
-    if any(x.axes_on(d) for d in dims) or meta.dtype.itemsize < 4:
-        return unchanged(ctx)
-    variance = ctx.emit(torch.ops.aten.var.correction, ctx.args[0], dims, correction=0, keepdim=True)
-    return ctx.emit(torch.ops.aten.mul.Tensor, variance, ctx.args[2])
-
-
 register("fxshard.row_sum.default", aligned_right((0,)))
 register("fxshard.row_mean.default", aligned_right((0,)))
-register("fxshard.row_spread.default", aligned_right(), local=local_spread)
+register("fxshard.row_spread.default", aligned_right(), local=lambda ctx: spread_over(ctx, ctx.args[3], keepdim=True))
 register("fxshard.row_rstd.default", aligned_right())
 register("fxshard.row_normalise.default", normalise)
 register("fxshard.row_norm_sums.default", aligned_right((0,), (4,)))

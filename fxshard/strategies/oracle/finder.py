@@ -23,9 +23,8 @@ from fxshard.strategies.engine.registry import temporary_rule
 from fxshard.strategies.engine.user_rules import functional_schema
 from fxshard.strategies.oracle.case import MIN_ELEMENTS, RANDOM
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, run
-from fxshard.strategies.oracle.search import Combination
 from fxshard.strategies.oracle.variants import variants
-from fxshard.strategies.oracle.verdict import BUDGET, RANKS, Judged, Option, check_op, judge, valid_options
+from fxshard.strategies.oracle.verdict import BUDGET, Judged, Option, check_op, judge, valid_options
 
 Tensors = list[list[str]]
 
@@ -53,7 +52,7 @@ class FoundRule:
         return f'fxshard.register_rule("{operator}", "{self.pattern}"{extra})'
 
 
-def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: Sequence[int] = RANKS) -> FoundRule:
+def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET) -> FoundRule:
     """A rule that holds for all ``samples``, whose tensors must have equal numbers of dims.
 
     Raises RuleError if the operator cannot have a rule, fails on a sample or is random, if the samples differ in their numbers of dims,
@@ -68,11 +67,11 @@ def find_rule(op: str, samples: Sequence[Sample], budget: int = BUDGET, ranks: S
         what = f"the samples of {op} have tensors with different numbers of dims: {sorted(shapes, key=str)}"
         raise RuleError(what, remedy="give samples of one kind at a time")
     with temporary_rule(name, replicate_all):  # so that options of an existing rule are discovered too
-        options, untried = _valid_for_all(op, samples, budget, ranks)
+        options, untried = _valid_for_all(op, samples, budget)
     ((operands, outputs),) = shapes
     found = replace(_rule(name, operands, outputs, options, _positions(samples[0])), untried=untried)
     with temporary_rule(name, rule(found.pattern, **found.properties)):
-        verdict = check_op(name, samples, 0, ranks)
+        verdict = check_op(name, samples, 0)
     if verdict.wrong:
         what = f"no rule in text holds for {op}: {found} would offer {verdict.wrong[0]}"
         raise RuleError(what, remedy="write a function Call -> Factors, see docs/adding-an-operator.md")
@@ -104,15 +103,15 @@ def _check_places_tensors(overload: Any) -> None:
         )
 
 
-def _valid_for_all(op: str, samples: Sequence[Sample], budget: int, ranks: Sequence[int]) -> tuple[list[Option], int]:
+def _valid_for_all(op: str, samples: Sequence[Sample], budget: int) -> tuple[list[Option], int]:
     """(options valid for all conclusive samples, number of combinations not tried). They must also hold for variants of the samples,
     because a rule in text form ignores numbers among the arguments."""
-    judged = [judge(s, budget, ranks) for s in samples]
+    judged = [judge(s, budget) for s in samples]
     telling = [j for j in judged if not j.skipped and j.searched]
     if not telling:
         raise _inconclusive_error(op, judged)
     options = _common([[f.option for f in j.missing] for j in telling])
-    others = (valid_options(v, [o.inputs for o in options], ranks) for s in samples for v in variants(s))
+    others = (valid_options(v, [o.inputs for o in options]) for s in samples for v in variants(s))
     return _common([options, *(o for o in others if o is not None)]), sum(j.possible - j.searched for j in telling)
 
 
@@ -218,11 +217,8 @@ def _write(option: Option, name: str, ins: Tensors, outs: Tensors, reduce: dict[
 def _linear(options: Iterable[Option], positions: dict[int, int]) -> list[list[int]]:
     """Groups of arguments through which a pending sum passes to all outputs."""
     total = Partial("sum")
-    sums = [o.inputs for o in options if all(total in found for found in o.outputs) and _is_sum(o.inputs)]
+    of_sums = [o.inputs for o in options if all(total in found for found in o.outputs)]
+    sums = [inputs for inputs in of_sums if all(isinstance(p, Replicate) or p == total for p in inputs)]
     groups = [[i for i, p in enumerate(inputs) if p == total] for inputs in sums]
     by_position = {tuple(dict.fromkeys(positions[i] for i in group)) for group in groups if all(i in positions for i in group)}
     return [list(group) for group in sorted(by_position)]
-
-
-def _is_sum(inputs: Combination) -> bool:
-    return all(isinstance(p, Replicate) or p == Partial("sum") for p in inputs)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import TorchDispatchMode, operator_database, pytree
+from fxshard._torch_compat import TorchDispatchMode, pytree
+from fxshard._torch_compat.operators import operator_database
 from fxshard.errors import RuleError
 from fxshard.strategies.oracle.samples import Sample, operator, qualified, spread_out
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from fxshard._torch_compat import schema_of
+from fxshard._torch_compat.operators import schema_of
 from fxshard.strategies.oracle.finder import FoundRule
 from fxshard.strategies.oracle.samples import operator
 from fxshard.strategies.oracle.verdict import Finding, Judged, Option, Verdict

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat import pytree, schema_of
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.operators import schema_of
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.strategies.engine.conversion import is_inexact
@@ -186,24 +187,18 @@ def kind(sample: Sample) -> tuple[Any, ...]:
     """Key of samples that are worth only one check: numbers of dims, dtypes, sizes of 0 or 1, contiguity, given arguments."""
     args, kwargs = sample.marked
     shapes = tuple((tuple(min(s, 2) for s in t.shape), t.dtype, t.is_contiguous()) for t in sample.tensors)
-    plain = [a if isinstance(a, (bool, str, type(None))) else type(a) for a in pytree.tree_leaves((args, kwargs), is_leaf=_is_none)]
+    plain = [
+        a if isinstance(a, (bool, str, type(None))) else type(a) for a in pytree.tree_leaves((args, kwargs), is_leaf=lambda a: a is None)
+    ]
     return shapes, tuple(plain)
-
-
-def _is_none(value: Any) -> bool:
-    return value is None
 
 
 def spread_out(samples: Sequence[Sample], count: int) -> list[Sample]:
     """Up to ``count`` samples, of different kinds first, ordered from most elements to scalars and empty tensors."""
     distinct = list({signature(s): s for s in samples}.values())
-    order = sorted(distinct, key=_weight, reverse=True)
+    order = sorted(distinct, key=lambda s: math.prod(min(t.numel(), 64) + 1 for t in s.tensors[:3]), reverse=True)
     firsts = list({kind(s): s for s in reversed(order)}.values())[::-1]
     rest = [s for s in order if not any(s is f for f in firsts)]
     if len(firsts) > count:
         return [firsts[round(i * (len(firsts) - 1) / max(count - 1, 1))] for i in range(count)]
     return [*firsts, *rest[: count - len(firsts)]]
-
-
-def _weight(sample: Sample) -> int:
-    return math.prod(min(t.numel(), 64) + 1 for t in sample.tensors[:3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fxshard._torch_compat import schema_of
+from fxshard._torch_compat.operators import schema_of
 from fxshard.strategies.oracle.samples import Sample, operator
 
 SIZES = ("scales", "scales_d", "scales_h", "scales_w", "scale_factors", "spatial_scale")

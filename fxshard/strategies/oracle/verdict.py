@@ -155,10 +155,10 @@ def judge(sample: Sample, budget: int = BUDGET, ranks: Sequence[int] = RANKS) ->
     )
 
 
-def valid_options(sample: Sample, combinations: Sequence[Combination], ranks: Sequence[int] = RANKS) -> list[Option] | None:
+def valid_options(sample: Sample, combinations: Sequence[Combination]) -> list[Option] | None:
     """The ``combinations`` that are valid for ``sample``; None if it is inconclusive."""
     case = case_of(sample)
-    return None if isinstance(case, str) or case.inconclusive else list(_valid(case, combinations, ranks))
+    return None if isinstance(case, str) or case.inconclusive else list(_valid(case, combinations, RANKS))
 
 
 def _is_split(combination: Combination) -> bool:

@@ -12,9 +12,7 @@ from fxshard.strategies.tensors.pointwise import aten_names, overloads
 
 def reinterpret(call: Call) -> Factors:
     """The same bytes as another dtype: every dim can be sharded if both dtypes have the same element size."""
-    (out,) = call.outputs
-    assert out is not None
-    if call.operands[0].dtype.itemsize != out.dtype.itemsize:
+    if call.operands[0].dtype.itemsize != call.output.dtype.itemsize:
         return replicate_all(call, "elements change their size, and so their positions")
     return pointwise_rule()(call)
 

@@ -10,7 +10,7 @@ from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, factors, replicate_all
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.notation import pointwise_rule
-from fxshard.strategies.engine.registry import register, replaced
+from fxshard.strategies.engine.registry import register, replaced, unchanged
 from fxshard.strategies.tensors.dims import named, places
 from fxshard.strategies.tensors.pointwise import aten_names
 
@@ -25,10 +25,8 @@ def create(call: Call) -> Factors:
 def local_arange(ctx: LocalContext) -> Any:
     """start + step * (offset + i) for the shard's indices i; in float64 for floats, as in torch's kernel."""
     if not ctx.outputs[0].axes_on(0):
-        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
-    start, step = _start_step(ctx.call)
-    (out,) = ctx.call.outputs
-    assert out is not None
+        return unchanged(ctx)
+    (start, step), out = _start_step(ctx.call), ctx.call.output
     options = {k: v for k, v in ctx.kwargs.items() if k in ("device", "layout", "pin_memory")}
     index = ctx.emit(aten.arange.default, ctx.output_shape()[0], dtype=torch.int64, **options)
     index = ctx.emit(aten.add.Tensor, index, ctx.output_offset(0, 0))
@@ -44,11 +42,9 @@ def local_arange(ctx: LocalContext) -> Any:
 def local_eye(ctx: LocalContext) -> Any:
     """Ones where the global row equals the global column."""
     if not any(ctx.outputs[0].axes_on(d) for d in (0, 1)):
-        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
-    (out,) = ctx.call.outputs
-    assert out is not None
+        return unchanged(ctx)
     same = ctx.emit(aten.eq.Tensor, ctx.emit(aten.unsqueeze.default, places(ctx, 0), -1), places(ctx, 1))
-    return ctx.emit(aten._to_copy.default, same, dtype=out.dtype)
+    return ctx.emit(aten._to_copy.default, same, dtype=ctx.call.output.dtype)
 
 
 def local_strided(position: int) -> LocalForm:

@@ -26,6 +26,12 @@ def rearranged(call: Call, ins: Iterable[Name], outs: Iterable[Name], **properti
     return factors([list(ins)], [list(outs)], linear=linear_groups(call, [(0,)], MOVEMENT), **properties)
 
 
+def kept(call: Call, whole: Iterable[int] = ()) -> Factors:
+    """Factors of an operator that keeps the dims of operand 0; those in ``whole`` stay whole."""
+    names = named(call.operands[0].ndim, whole)
+    return rearranged(call, names, names)
+
+
 def normalised_dims(dims: Any, ndim: int) -> tuple[int, ...]:
     """Non-negative dims from an argument: one dim, several, or None or () for all."""
     if dims is None or dims == ():
@@ -80,19 +86,15 @@ def local_squeeze(ctx: LocalContext) -> Any:
 
 def expand(call: Call) -> Factors:
     """Repeats dims of size 1 and adds new ones: their factors are in the output only."""
-    (out,) = call.outputs
-    assert out is not None
-    outs = named(out.ndim)
-    shape = call.operands[0].shape
-    lead = out.ndim - len(shape)
+    outs, shape = named(call.output.ndim), call.operands[0].shape
+    lead = len(outs) - len(shape)
     ins = ["" if is_one(size) else outs[lead + d] for d, size in enumerate(shape)]
     return rearranged(call, ins, outs)
 
 
 def repeat(call: Call) -> Factors:
     """out dim = (r d): r consecutive copies of the whole dim."""
-    shape, (out,) = call.operands[0].shape, call.outputs
-    assert out is not None
+    shape, out = call.operands[0].shape, call.output
     lead = out.ndim - len(shape)
     outs: list[Name] = [f"d{i}" for i in range(out.ndim)]
     sizes: dict[str, Any] = {}
@@ -129,9 +131,7 @@ def local_interleave(ctx: LocalContext) -> Any:
 
 def complex_parts(call: Call) -> Factors:
     """``view_as_real`` and its inverse: a last dim of real and imaginary parts."""
-    (out,) = call.outputs
-    assert out is not None
-    ins, outs = named(call.operands[0].ndim), named(out.ndim)
+    ins, outs = named(call.operands[0].ndim), named(call.output.ndim)
     if len(ins) < len(outs):
         outs[-1] = "ri!"
     else:
@@ -147,15 +147,12 @@ def local_parts(ctx: LocalContext) -> Any:
 def flip(call: Call) -> Factors:
     """Reverses some dims, which stay whole: the first shard would become the last."""
     ndim = call.operands[0].ndim
-    names = named(ndim, normalised_dims(call.arg(1), ndim) if call.arg(1) else ())
-    return rearranged(call, names, names)
+    return kept(call, normalised_dims(call.arg(1), ndim) if call.arg(1) else ())
 
 
 def roll(call: Call) -> Factors:
     """Shifted dims stay whole, because shards would need elements of their neighbours; without an argument, all dims are shifted."""
-    ndim = call.operands[0].ndim
-    names = named(ndim, normalised_dims(call.arg(2, default=()), ndim))
-    return rearranged(call, names, names)
+    return kept(call, normalised_dims(call.arg(2, default=()), call.operands[0].ndim))
 
 
 def rot90(call: Call) -> Factors:
@@ -173,21 +170,19 @@ def _turned(ndim: int, dims: tuple[int, ...]) -> list[str]:
 
 def channel_shuffle(call: Call) -> Factors:
     """Channels (g c) become (c g): no factor is outermost on both sides, so they stay whole."""
-    names = named(call.operands[0].ndim, (1,))
-    return rearranged(call, names, names)
+    return kept(call, (1,))
 
 
 def triangle(call: Call) -> Factors:
     """Zeros above or below the diagonal of the last two dims; all reductions map zeros to zero."""
-    names = named(call.operands[0].ndim)
-    return rearranged(call, names, names)
+    return kept(call)
 
 
 def local_triangle(ctx: LocalContext) -> Any:
     """Masks by global row and column, so that the diagonal is that of the global tensor."""
     ndim = ctx.call.operands[0].ndim
     if not any(ctx.inputs[0].axes_on(d) for d in (ndim - 2, ndim - 1)):
-        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+        return unchanged(ctx)
     row, column = (places(ctx, d) for d in (ndim - 2, ndim - 1))
     right = ctx.emit(aten.sub.Tensor, column, ctx.emit(aten.unsqueeze.default, row, -1))
     beyond = aten.gt.Scalar if ctx.call.op == "aten.tril.default" else aten.lt.Scalar

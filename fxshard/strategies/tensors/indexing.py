@@ -32,21 +32,21 @@ from fxshard.strategies.tensors.pointwise import aten_names
 
 def index_select(call: Call) -> Factors:
     """out[.., i, ..] = x[.., index[i], ..]."""
-    shape = call.operands[0].shape
-    dim = call.arg(1) % max(len(shape), 1)
-    ins = named(len(shape), [dim])
-    index = ["k"][: call.operands[1].ndim]
-    outs = ["k" if d == dim else n for d, n in enumerate(ins)]
-    return factors([ins, index], [outs], linear=linear_groups(call, [(0,)], MOVEMENT))
+    dims, index, part = _at_index(call, "k")
+    return factors([dims, index], [part], linear=linear_groups(call, [(0,)], MOVEMENT))
+
+
+def _at_index(call: Call, k: str) -> tuple[list[str], list[str], list[str]]:
+    """Names of x, of a vector of indices of a dim of x, and of the part of x at these indices; ``k``: the name of the vector's dim."""
+    dim = call.arg(1) % max(call.operands[0].ndim, 1)
+    dims = named(call.operands[0].ndim, [dim])
+    return dims, [k][: call.operands[1].ndim], [k if d == dim else n for d, n in enumerate(dims)]
 
 
 def index_add(call: Call) -> Factors:
     """out[.., index[i], ..] += source[.., i, ..]."""
-    dim = call.arg(1) % max(call.operands[0].ndim, 1)
-    dims = named(call.operands[0].ndim, [dim])
-    source = ["k" if d == dim else n for d, n in enumerate(dims)]
-    groups = linear_groups(call, [(0, 3)])
-    return factors([dims, ["k"][: call.operands[1].ndim], source], [dims], linear=groups, additive=(0,))
+    dims, index, source = _at_index(call, "k")
+    return factors([dims, index, source], [dims], linear=linear_groups(call, [(0, 3)]), additive=(0,))
 
 
 def _aligned(call: Call, dim: int, along: str, *others: int) -> tuple[list[str], list[str]]:
@@ -173,10 +173,8 @@ def index_fill(call: Call) -> Factors:
 
 def index_copy(call: Call) -> Factors:
     """out[.., index[i], ..] = source[.., i, ..]: with a sharded index, ranks would not know which elements to keep, so it stays whole."""
-    dim = call.arg(1) % max(call.operands[0].ndim, 1)
-    dims = named(call.operands[0].ndim, [dim])
-    source = ["k!" if d == dim else n for d, n in enumerate(dims)]
-    return factors([dims, ["k!"][: call.operands[1].ndim], source], [dims], linear=linear_groups(call, [(0, 3)], MOVEMENT))
+    dims, index, source = _at_index(call, "k!")
+    return factors([dims, index, source], [dims], linear=linear_groups(call, [(0, 3)], MOVEMENT))
 
 
 def take(call: Call) -> Factors:

@@ -25,8 +25,7 @@ def cat(call: Call) -> Factors:
 
     If one operand is the whole result and the others have no elements, the dim can be sharded.
     """
-    (out,) = call.outputs
-    assert out is not None
+    out = call.output
     dim = call.arg(1, "dim", 0) % max(out.ndim, 1)
 
     def of(meta: TensorMeta, index: int) -> list[str]:

@@ -6,6 +6,7 @@ part of a dim is on some ranks only, and its pieces on the ranks are not shards 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fxshard.graph.call import Call
@@ -18,9 +19,7 @@ from fxshard.strategies.tensors.windows import is_tiling
 
 
 def _shapes(call: Call) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    (out,) = call.outputs
-    assert out is not None
-    return call.operands[0].shape, out.shape
+    return call.operands[0].shape, call.output.shape
 
 
 def first_taken(start: int | None, size: int) -> int:
@@ -80,28 +79,35 @@ def local_slice(end: int, sizes: int | None = None) -> LocalForm:
 
 def padded(call: Call) -> Factors:
     """Padding; padded dims stay whole, also if cropping on the other side keeps their size."""
-    (out,) = call.outputs
-    assert out is not None
-    pad, value = call.arg(1), call.arg(2, "value", 0)
-    touched = {out.ndim - 1 - i // 2 for i, p in enumerate(pad) if not known_equal(p, 0)}
-    ins, outs = named(out.ndim, touched, "d"), [f"o{d}!" if d in touched else f"d{d}" for d in range(out.ndim)]
+    ndim, pad, value = call.output.ndim, call.arg(1), call.arg(2, "value", 0)
+    touched = {ndim - 1 - i // 2 for i, p in enumerate(pad) if not known_equal(p, 0)}
+    ins, outs = named(ndim, touched), [f"o{d}!" if d in touched else f"d{d}" for d in range(ndim)]
     return factors([ins], [outs], linear=linear_groups(call, [(0,)], MOVEMENT if value == 0 else ("avg", "max", "min")))
+
+
+def _without(ndim: int, gone: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Names of all dims, with the dims ``gone`` whole, and of the others."""
+    dims = named(ndim, gone)
+    return dims, [n for d, n in enumerate(dims) if d not in gone]
+
+
+def _diagonal(call: Call, ndim: int, first: int, default: tuple[int, int] = (0, 1)) -> tuple[list[str], list[str]]:
+    """Names of all dims, and those with two dims replaced by their diagonal. ``first``: position of the argument that is one of them."""
+    dims, others = _without(ndim, [call.arg(first + i, f"dim{i + 1}", default[i]) % ndim for i in range(2)])
+    return dims, [*others, "diagonal!"]
 
 
 def selected(call: Call) -> Factors:
     """One index of a dim."""
     ndim = call.operands[0].ndim
-    dim = call.arg(1) % ndim
-    ins = named(ndim, [dim])
-    return rearranged(call, ins, [n for d, n in enumerate(ins) if d != dim])
+    return rearranged(call, *_without(ndim, [call.arg(1) % ndim]))
 
 
 def select_backward(call: Call) -> Factors:
     """Zeros with the gradient at one index of a dim."""
-    _, target = _shapes(call)
-    dim = call.arg(2) % len(target)
-    outs = named(len(target), [dim])
-    return rearranged(call, [n for d, n in enumerate(outs) if d != dim], outs)
+    ndim = call.output.ndim
+    outs, ins = _without(ndim, [call.arg(2) % ndim])
+    return rearranged(call, ins, outs)
 
 
 def slice_scatter(call: Call) -> Factors:
@@ -113,25 +119,19 @@ def slice_scatter(call: Call) -> Factors:
 def select_scatter(call: Call) -> Factors:
     """x with one index of a dim replaced by src."""
     ndim = call.operands[0].ndim
-    dim = call.arg(2) % ndim
-    dims = named(ndim, [dim])
-    return factors([dims, [n for d, n in enumerate(dims) if d != dim]], [dims], linear=linear_groups(call, [(0, 1)], MOVEMENT))
+    dims, source = _without(ndim, [call.arg(2) % ndim])
+    return factors([dims, source], [dims], linear=linear_groups(call, [(0, 1)], MOVEMENT))
 
 
 def diagonal(call: Call) -> Factors:
     """The diagonal of two dims, as a last dim."""
-    ndim = call.operands[0].ndim
-    a, b = call.arg(2, "dim1", 0) % ndim, call.arg(3, "dim2", 1) % ndim
-    ins = named(ndim, [a, b])
-    return rearranged(call, ins, [*(n for d, n in enumerate(ins) if d not in (a, b)), "diagonal!"])
+    return rearranged(call, *_diagonal(call, call.operands[0].ndim, 2))
 
 
 def diagonal_backward(call: Call) -> Factors:
     """Zeros with the gradient on the diagonal of two dims."""
-    _, target = _shapes(call)
-    a, b = call.arg(3, default=0) % len(target), call.arg(4, default=1) % len(target)
-    outs = named(len(target), [a, b])
-    return rearranged(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
+    outs, ins = _diagonal(call, call.output.ndim, 3)
+    return rearranged(call, ins, outs)
 
 
 def _windows(call: Call, size: Any, dim: int) -> tuple[Name, Name, str]:
@@ -145,19 +145,13 @@ def _windows(call: Call, size: Any, dim: int) -> tuple[Name, Name, str]:
 
 def diag_embed(call: Call) -> Factors:
     """The last dim as the diagonal of two new ones."""
-    (out,) = call.outputs
-    assert out is not None
-    a, b = (d % out.ndim for d in (call.arg(2, "dim1", -2), call.arg(3, "dim2", -1)))
-    outs = named(out.ndim, [a, b])
-    return rearranged(call, [*(n for d, n in enumerate(outs) if d not in (a, b)), "diagonal!"], outs)
+    outs, ins = _diagonal(call, call.output.ndim, 2, (-2, -1))
+    return rearranged(call, ins, outs)
 
 
 def diagonal_scatter(call: Call) -> Factors:
     """x with the diagonal of two dims replaced by src."""
-    ndim = call.operands[0].ndim
-    a, b = call.arg(3, "dim1", 0) % ndim, call.arg(4, "dim2", 1) % ndim
-    dims = named(ndim, [a, b])
-    source = [*(n for d, n in enumerate(dims) if d not in (a, b)), "diagonal!"]
+    dims, source = _diagonal(call, call.operands[0].ndim, 3)
     return factors([dims, source], [dims], linear=linear_groups(call, [(0, 1)], MOVEMENT))
 
 

@@ -16,9 +16,7 @@ from fxshard.strategies.engine.registry import register
 
 def view(call: Call) -> Factors:
     """Elements keep their order: (a b) c -> a (b c)."""
-    (out,) = call.outputs
-    assert out is not None
-    ins, outs, sizes = refine(call.operands[0].shape, out.shape)
+    ins, outs, sizes = refine(call.operands[0].shape, call.output.shape)
     return factors([ins], [outs], sizes=sizes, linear=linear_groups(call, [(0,)], MOVEMENT))
 
 

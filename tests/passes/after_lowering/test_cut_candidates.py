@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from passes.beside_one_device import differences
+from passes.program_differences import differences
 from torch import fx, nn
 
 from fxshard.mesh.mesh import Mesh

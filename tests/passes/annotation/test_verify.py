@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from fxshard.errors import PlanError
-from fxshard.layout.layouts import Folded, Layout
+from fxshard.layout.layouts import FoldedShard, Layout
 from fxshard.layout.redistribution import Step, bytes_price
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes import pipeline
@@ -159,7 +159,7 @@ def test_specs_that_no_rule_offers_are_refused(name: str, layout: str) -> None:
     ("step", "what"),
     [
         (Step("all_gather", 0, Shard(0), L("R")[0]), r"ends at RS\(0 in 0,1\), not at RS\(0\)"),
-        (Step("all_gather", 1, Folded(0, (0, 1)), L("R")[0]), r"takes a step .* from S\(0\)S\(0\)"),
+        (Step("all_gather", 1, FoldedShard(0, (0, 1)), L("R")[0]), r"takes a step .* from S\(0\)S\(0\)"),
     ],
 )
 def test_one_gather_cannot_remove_the_outer_axis(step: Step, what: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.at_sizes import program_at

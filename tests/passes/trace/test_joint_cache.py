@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fxshard import disk_cache
-from fxshard._torch_compat import pytree, storage_key, tracing
+from fxshard._torch_compat import pytree, tracing
+from fxshard._torch_compat.fakes import storage_key
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.trace import trace as tracing_pass
 from fxshard.passes.trace.trace import trace

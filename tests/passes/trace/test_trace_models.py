@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from zoo import make
 
-from fxshard._torch_compat import FakeTensorMode, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace.trace import trace

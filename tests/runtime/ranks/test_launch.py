@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import ConstraintError, OptionError, RunError
 from fxshard.plans.plan_data import PlannedNode
 from fxshard.plans.sharding_plan import ShardingPlan

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 import fxshard
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 import fxshard
-from fxshard._torch_compat import sharding_functions
+from fxshard._torch_compat.dtensor.rules import sharding_functions
 from fxshard.errors import RuleError
 from fxshard.strategies import Call, Operand, TensorMeta, op_strategy
 from tests.custom_operators import Gated

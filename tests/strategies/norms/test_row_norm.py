@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fxshard._torch_compat import FakeTensorMode
+from fxshard._torch_compat.fakes import FakeTensorMode
 from tests.strategies.samples import positive, real
 from tests.strategies.shards import check, check_mesh
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxshard._torch_compat import operator_database
+from fxshard._torch_compat.operators import operator_database
 from fxshard.strategies.oracle import Sample, check_op, record, spread_out
 
 OPERATORS = {

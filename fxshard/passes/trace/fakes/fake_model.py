@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard._torch_compat import FakeTensorMode, own_tensors, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.calls import own_tensors
 from fxshard._torch_compat.dynamo.hooks import without_hooks
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.objects import on_cpu
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters
@@ -20,6 +22,7 @@ from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
 from fxshard.passes.trace.rewrites.constants import plain_tensors
 from fxshard.shapes import DynamicDim
+from fxshard.shapes.arguments import path_name
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,3 @@ def _fake_of(value: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     check_dense(value)
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-    """``args[0]`` or ``kwargs['mask']`` for a leaf of ``(args, kwargs)``."""
-    root = "args" if path[0].idx == 0 else "kwargs"
-    return root + pytree.keystr(path[1:])

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensor
+from fxshard._torch_compat.fakes import FakeTensor
 from fxshard._torch_compat.sizes.divisions import divisions_by_zero
 from fxshard._torch_compat.sizes.symbols import (
     SymbolEnv,
@@ -162,7 +162,7 @@ class Symbols(contextlib.AbstractContextManager[None]):
 
     def _refuse_together(self, guards: Sequence[Guard]) -> None:
         """Raises StaticDimError if a guard fixes a combination of dims that the user asked for, so that none of them can grow."""
-        asked = {dim.name: dim for dim in self.dims if dim.asked}
+        asked = {dim.name: dim for dim in self.dims if dim.required}
         tie = next((g for g in guards if fixes_jointly(g) and all(name in asked for name, *_ in g.symbols)), None)
         if tie is not None:
             dims = [dim for dim in self.dims if dim.name in {name for name, *_ in tie.symbols}]

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fxshard._torch_compat import FakeTensor
 from fxshard._torch_compat.dtensor.shards import AsyncCollectiveTensor
+from fxshard._torch_compat.fakes import FakeTensor
 from fxshard.errors import TraceError
 
 OURS = (DTensor, FakeTensor, AsyncCollectiveTensor)

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import c_nn, changes_of
+from fxshard._torch_compat import c_nn
+from fxshard._torch_compat.fakes import changes_of
 
 MEAN, SUM = 1, 2
 """torch's codes of reductions; 0 is none."""

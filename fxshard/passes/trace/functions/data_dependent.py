@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fxshard._torch_compat import forget_inner_sizes
+from fxshard._torch_compat.fakes import forget_inner_sizes
 from fxshard.passes.trace.functions.checks import check
 from fxshard.passes.trace.functions.covariance import corrcoef, cov
 

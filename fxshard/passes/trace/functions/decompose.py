@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import sharding_functions
+from fxshard._torch_compat.dtensor.rules import sharding_functions
 from fxshard._torch_compat.inductor.decompositions import core_decompositions
 from fxshard.ops.norms.softmax import accumulation_dtype
 from fxshard.passes.trace.functions.norms import NORMS

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import OpOverload, schema_of
+from fxshard._torch_compat import OpOverload
+from fxshard._torch_compat.operators import schema_of
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 
@@ -165,21 +166,9 @@ def _normal(z: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return z * std + mean
 
 
-def _log_normal(z: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
-    return (z * std + mean).exp()
-
-
 def _exponential(u: Tensor, lambd: float = 1.0) -> Tensor:
     """Never zero, so that its logarithm is finite and ``multinomial`` can divide by it."""
     return torch.log1p(-u.clamp_min(torch.finfo(u.dtype).eps / 2)) / -lambd
-
-
-def _geometric(u: Tensor, p: float) -> Tensor:
-    return (torch.log1p(-u) / math.log1p(-p)).ceil().clamp_min(1) if p < 1 else torch.ones_like(u)
-
-
-def _cauchy(u: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
-    return torch.tan((u - 0.5) * math.pi) * sigma + median
 
 
 @keyed
@@ -278,11 +267,11 @@ DRAWS: dict[Any, Callable[..., Any]] = {
     Tensor.bernoulli_: bernoulli_,
     torch.normal: normal,
     Tensor.normal_: filled(_normal, "normal"),
-    Tensor.log_normal_: filled(_log_normal, "normal"),
+    Tensor.log_normal_: filled(lambda z, mean=1.0, std=2.0: (z * std + mean).exp(), "normal"),
     Tensor.uniform_: filled(_uniform),
     Tensor.exponential_: filled(_exponential),
-    Tensor.geometric_: filled(_geometric),
-    Tensor.cauchy_: filled(_cauchy),
+    Tensor.geometric_: filled(lambda u, p: (torch.log1p(-u) / math.log1p(-p)).ceil().clamp_min(1) if p < 1 else torch.ones_like(u)),
+    Tensor.cauchy_: filled(lambda u, median=0.0, sigma=1.0: torch.tan((u - 0.5) * math.pi) * sigma + median),
     nn.init.uniform_: filled(_uniform),
     nn.init.normal_: filled(_normal, "normal"),
     torch.multinomial: multinomial,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxshard._torch_compat import flex_attention_in_plain_operators, is_flex_attention
+from fxshard._torch_compat.flex_attention import flex_attention_in_plain_operators, is_flex_attention
 
 
 def expand_flex_attention(captured: fx.GraphModule) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxshard._torch_compat import captured_instead, scaled_mm_by_recipes
+from fxshard._torch_compat.dynamo.replaced_calls import captured_instead
+from fxshard._torch_compat.operators import scaled_mm_by_recipes
 
 aten = torch.ops.aten
 

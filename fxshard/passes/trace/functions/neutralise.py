@@ -76,14 +76,10 @@ def _body(func: FunctionType) -> FunctionType | None:
     asked = [name for name in CHECKS if name in func.__code__.co_names and name in func.__globals__]
     if not asked:
         return None
-    names = {**func.__globals__, **dict.fromkeys(asked, _no)}
+    names = {**func.__globals__, **dict.fromkeys(asked, lambda *_: False)}
     body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
-
-
-def _no(*_: Any) -> bool:
-    return False
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -31,10 +31,6 @@ def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: b
     return own.normalise(x, batch_mean, rstd, weight, bias), batch_mean, rstd, *running
 
 
-def _batch_norm_without_running(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
-    return _batch_norm(x, weight, bias, None, None, training, momentum, eps)
-
-
 def _batch_norm_backward(
     grad: Any, x: Any, weight: Any, mean: Any, var: Any, save_mean: Any, rstd: Any, training: bool, eps: float, mask: Sequence[bool]
 ) -> Any:
@@ -145,7 +141,7 @@ def _over_groups(vector: Any, x: Any, groups: int) -> Any:
 
 NORMS: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: _batch_norm,
-    aten._native_batch_norm_legit.no_stats: _batch_norm_without_running,
+    aten._native_batch_norm_legit.no_stats: lambda x, weight, bias, *how: _batch_norm(x, weight, bias, None, None, *how),
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,

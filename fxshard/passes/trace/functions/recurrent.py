@@ -253,15 +253,6 @@ def cell(kind: Kind) -> Callable[..., Any]:
     return traced
 
 
-SHAPES = {
-    torch.ops.aten.lstm.input: _shapes(KINDS[torch.lstm]),
-    torch.ops.aten.gru.input: _shapes(KINDS[torch.gru]),
-    torch.ops.aten.rnn_tanh.input: _shapes(KINDS[torch.rnn_tanh]),
-    torch.ops.aten.rnn_relu.input: _shapes(KINDS[torch.rnn_relu]),
-}
-RECURRENT = {function: recurrent(kind) for function, kind in KINDS.items()} | {
-    torch.lstm_cell: cell(KINDS[torch.lstm]),
-    torch.gru_cell: cell(KINDS[torch.gru]),
-    torch.rnn_tanh_cell: cell(KINDS[torch.rnn_tanh]),
-    torch.rnn_relu_cell: cell(KINDS[torch.rnn_relu]),
-}
+SHAPES = {getattr(torch.ops.aten, function.__name__).input: _shapes(kind) for function, kind in KINDS.items()}
+RECURRENT = {function: recurrent(kind) for function, kind in KINDS.items()}
+RECURRENT |= {getattr(torch, f"{function.__name__}_cell"): cell(kind) for function, kind in KINDS.items()}

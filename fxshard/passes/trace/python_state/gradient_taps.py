@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxshard._torch_compat import FakeTensorMode
 from fxshard._torch_compat.dynamo.hooks import FORWARD, FORWARD_PRE, Hook, is_capturing, while_capturing, while_capturing_tensor
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import TappedCall
 from fxshard.passes.trace.fakes.symbols import Symbols

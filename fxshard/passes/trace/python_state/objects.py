@@ -16,40 +16,43 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fxshard._torch_compat import FakeTensorMode, capture_dynamo_graph, captured_out_spec, pytree
+from fxshard._torch_compat import capture_dynamo_graph, pytree
+from fxshard._torch_compat.dynamo.capture import captured_out_spec
+from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import FxshardError, TraceError
 from fxshard.graph.objects import (
     LISTS,
     MAPPINGS,
+    CallResultSpec,
     Flattener,
     ObjectState,
     Opened,
-    OutcomeSpec,
-    Part,
     Step,
+    ValueSpec,
     as_length,
     counted_in,
     is_openable,
     length_of,
 )
 from fxshard.passes.trace.python_state.bound import Bound, is_bound
+from fxshard.shapes.arguments import path_name
 
 Reads = tuple[tuple[int, tuple[Step, ...], bool], ...]
 """How to reach each output after the call: (index of the object, -1 for the model's result; steps from it; whether it is a number)."""
-Fill = tuple[int, Step, Part]
+Fill = tuple[int, Step, ValueSpec]
 """(index of the object, step to one of its parts, the value to store there, built from inputs)."""
 
 
 def outcome_of_call(
     twin: nn.Module, leaves: Sequence[Any], spec: pytree.TreeSpec, mode: FakeTensorMode
-) -> tuple[OutcomeSpec, Reads] | None:
+) -> tuple[CallResultSpec, Reads] | None:
     """Runs ``twin``, a copy of the model, on ``leaves``, fakes of ``mode``, and returns the structure of the call's outcome.
 
     None if arguments and results are tensors in plain containers, and no argument is changed. Raises TraceError for a result, or a value
     stored in an argument, that is opaque.
     """
     call = pytree.tree_unflatten(leaves, spec)
-    given: dict[int, Part] = {id(x): ("given", i) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+    given: dict[int, ValueSpec] = {id(x): ("given", i) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
     before = _walked(call, given, spec)
     given |= {i: part for i, part in before.seen.items() if part[0] == "given length"}
     env = mode.shape_env
@@ -69,7 +72,7 @@ def outcome_of_call(
         return None
     counts = dict(_counts(before, nodes))
     counters = frozenset(one for one in counts.values() if one is not None)
-    return OutcomeSpec(root, nodes, known, tuple(walk.paths), _inside(root, nodes), tuple(counts), counters), _reads(walk)
+    return CallResultSpec(root, nodes, known, tuple(walk.paths), _inside(root, nodes), tuple(counts), counters), _reads(walk)
 
 
 def _reads(walk: Flattener) -> Reads:
@@ -89,17 +92,17 @@ def _counts(before: Flattener, nodes: Sequence[ObjectState | None]) -> Iterable[
                 yield (f"{path}[{key!r}]", None) if plain else (f"{path}.{key}", (old.kind, key))
 
 
-def _walked(call: Any, given: dict[int, Part], spec: pytree.TreeSpec) -> Flattener:
+def _walked(call: Any, given: dict[int, ValueSpec], spec: pytree.TreeSpec) -> Flattener:
     """Flattens the objects among the arguments of a call with structure ``spec``, in the order of ``open_call``."""
     counted, lengths = counted_in(spec)
     walk = Flattener(given, counted, iter(lengths))
     for path, leaf in pytree.tree_flatten_with_path(call, is_leaf=lambda x: is_openable(type(x)))[0]:
         if is_openable(type(leaf)):
-            walk.part(leaf, ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:]))
+            walk.part(leaf, path_name(path))
     return walk
 
 
-def _parts(part: Part) -> Iterable[Part]:
+def _parts(part: ValueSpec) -> Iterable[ValueSpec]:
     """A part and all parts nested in it."""
     yield part
     if part[0] in ("tuple", "tree"):
@@ -117,7 +120,7 @@ def _takes_inputs(node: ObjectState) -> bool:
 _MADE = ("tensor", "length")
 
 
-def _inside(root: Part, nodes: Sequence[ObjectState | None]) -> frozenset[int]:
+def _inside(root: ValueSpec, nodes: Sequence[ObjectState | None]) -> frozenset[int]:
     """Outputs that are only inside an object, not in plain containers of the result."""
     plain: set[int] = set()
     todo, done = [root], set[int]()
@@ -133,7 +136,7 @@ def _inside(root: Part, nodes: Sequence[ObjectState | None]) -> frozenset[int]:
     return frozenset(every - plain)
 
 
-def _refuse_unseen(root: Part, nodes: Sequence[ObjectState | None], before: Sequence[ObjectState]) -> None:
+def _refuse_unseen(root: ValueSpec, nodes: Sequence[ObjectState | None], before: Sequence[ObjectState]) -> None:
     """Raises TraceError for a new opaque value: it would remain the one that was created in the run on fakes."""
     known = {inner for node in before for part in node.parts for inner in _parts(part) if inner[0] == "held"}
     for part in (root, *(p for node in nodes if node is not None for p in node.parts)):
@@ -192,7 +195,7 @@ class TensorFunction(nn.Module):
             found.append(as_length(value) if number else value)
         return tuple(found)
 
-    def _value(self, part: Part, free: Any) -> Any:
+    def _value(self, part: ValueSpec, free: Any) -> Any:
         if part[0] == "given":
             return free[part[1]]
         if part[0] == "given length":
@@ -228,7 +231,7 @@ def _fills(nodes: Sequence[ObjectState | None], place: dict[int, int]) -> Iterab
                 yield k, (how, key), _template(part, place)
 
 
-def _template(part: Part, place: dict[int, int]) -> Part:
+def _template(part: ValueSpec, place: dict[int, int]) -> ValueSpec:
     """A part that contains inputs, with leaf indices replaced by indices among the inputs."""
     if part[0] in _GIVEN:
         return (part[0], place[part[1]])
@@ -250,7 +253,7 @@ def capture_call(
     model: nn.Module,
     leaves: Sequence[Any],
     spec: pytree.TreeSpec,
-    outcome: Callable[[], tuple[OutcomeSpec, Reads] | None],
+    outcome: Callable[[], tuple[CallResultSpec, Reads] | None],
     taps: Mapping[str, Any],
 ) -> tuple[fx.GraphModule, pytree.TreeSpec]:
     """Dynamo's graph of a call and the structure of its outputs; objects among arguments and results are represented by their tensors.
@@ -277,7 +280,7 @@ def capture_call(
     return capture_dynamo_graph(TensorFunction(model, leaves, spec, bound, reads))(*free, **taps), after.spec
 
 
-def _quietly(outcome: Callable[[], tuple[OutcomeSpec, Reads] | None]) -> tuple[OutcomeSpec, Reads] | None:
+def _quietly(outcome: Callable[[], tuple[CallResultSpec, Reads] | None]) -> tuple[CallResultSpec, Reads] | None:
     """``outcome()``, None if it fails too: Dynamo's error is the one to report then."""
     try:
         return outcome()

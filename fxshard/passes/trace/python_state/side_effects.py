@@ -19,7 +19,7 @@ from torch import nn
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, quiet_symbols, symbol_of
-from fxshard.graph.objects import LISTS, MAPPINGS, Flattener, ObjectState, Part, Step, is_openable
+from fxshard.graph.objects import LISTS, MAPPINGS, Flattener, ObjectState, Step, ValueSpec, is_openable
 from fxshard.graph.side_effects import Attribute, Number, SideEffects, Write
 from fxshard.passes.trace.fakes.fake_model import Call
 from fxshard.passes.trace.python_state.attribute_tracking import AttributeRecord, RecordedDict, RecordedList, recording
@@ -234,7 +234,7 @@ class _Reading:
         part = self._part(tuple(new) if type(new) is torch.Size else new, path, place, (("attr", name),))
         return None if part is None else Write(place, name, path, line, "set", (part,))
 
-    def _part(self, value: Any, path: str, place: int, steps: tuple[Step, ...]) -> Part | None:
+    def _part(self, value: Any, path: str, place: int, steps: tuple[Step, ...]) -> ValueSpec | None:
         """The part for a value; None if it contains an opaque object, which would belong to the copy that ran."""
         kept: dict[str, Any] = {name: list(getattr(self.walk, name)) for name in _LISTS}
         walk = replace(self.walk, **kept, seen=dict(self.walk.seen))
@@ -249,11 +249,11 @@ class _Reading:
 _LISTS = ("tensors", "paths", "reached", "nodes", "objects", "places")
 
 
-def _inner(part: Part) -> list[Part]:
+def _inner(part: ValueSpec) -> list[ValueSpec]:
     return [part, *(q for p in part[-1] for q in _inner(p))] if part[0] in ("tuple", "tree") else [part]
 
 
-def _is_foreign(part: Part) -> bool:
+def _is_foreign(part: ValueSpec) -> bool:
     return part[0] == "held" and not isinstance(part[1].value, FIXED)
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import BufferAOTInput, GradAOTOutput, InputMutationAOTOutput, ParamAOTInput, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.aot import BufferAOTInput, GradAOTOutput, InputMutationAOTOutput, ParamAOTInput
 from fxshard._torch_compat.nodes import NodeMaker
 from fxshard._torch_compat.sizes.symbols import plain
 from fxshard.passes.trace.functions.draws import NUMBERED

@@ -12,7 +12,8 @@ import torch
 from torch import fx, nn
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import FakeTensor, changes_of, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor, changes_of
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 from fxshard.graph.side_effects import Attribute

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import TOKEN_INPUTS, TOKEN_OUTPUTS, schema_of
+from fxshard._torch_compat.aot import TOKEN_INPUTS, TOKEN_OUTPUTS
+from fxshard._torch_compat.operators import schema_of
 
 
 def drop_tokens(joint: fx.GraphModule) -> None:

@@ -7,7 +7,8 @@ import operator
 import torch
 from torch import fx
 
-from fxshard._torch_compat import FakeTensor, PlainAOTOutput
+from fxshard._torch_compat.aot import PlainAOTOutput
+from fxshard._torch_compat.fakes import FakeTensor
 
 DTYPES = ((torch.SymBool, torch.bool), (torch.SymInt, torch.int64), (torch.SymFloat, torch.float64))
 

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from fxshard._torch_compat import FakeTensor, FakeTensorMode, pytree
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.sizes.needless_guards import run_on_symbols
 from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
 
@@ -27,15 +28,11 @@ def returns_new_memory(graph: fx.Graph) -> bool:
     return len(set(leaves)) == len(leaves) and all(leaf.op == "call_function" and leaf.target in NEW for leaf in leaves)
 
 
-def _interpreted(module: fx.GraphModule, args: Sequence[Any]) -> Any:
-    return fx.Interpreter(module).run(*args)
-
-
 def probe(
     module: fx.GraphModule,
     args: Sequence[Any],
     grad: bool = False,
-    run: Callable[[fx.GraphModule, Sequence[Any]], Any] = _interpreted,
+    run: Callable[[fx.GraphModule, Sequence[Any]], Any] = lambda module, args: fx.Interpreter(module).run(*args),
 ) -> list[Any]:
     """The flat results of ``module`` on fake ``args``. ``grad``: with autograd enabled; ``run``: runs the module, a second time if its
     first run fails. Restores the user's random state."""

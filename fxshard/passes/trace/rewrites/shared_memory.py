@@ -17,7 +17,9 @@ import sympy
 import torch
 from torch import fx
 
-from fxshard._torch_compat import HigherOrderOperator, TorchDispatchMode, pytree, schema_of, storage_key
+from fxshard._torch_compat import HigherOrderOperator, TorchDispatchMode, pytree
+from fxshard._torch_compat.fakes import storage_key
+from fxshard._torch_compat.operators import schema_of
 from fxshard._torch_compat.sizes.symbols import asking, at_node, hint_of, is_unknown, shape_env_of, symbolic_number
 from fxshard.passes.trace.functions.contiguity import is_contiguous_if, is_viewed_if
 from fxshard.passes.trace.functions.reshapes import RESHAPES

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxshard._torch_compat import storage_key
+from fxshard._torch_compat.fakes import storage_key
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 

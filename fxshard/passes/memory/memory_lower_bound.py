@@ -78,7 +78,7 @@ class Half:
 
 
 @dataclass
-class MemoryFloor:
+class MemoryLowerBound:
     """``readers`` and ``kept`` (by value) are the formulation's; ``transfers``: the formulation's, then free ones for these lives."""
 
     usage: MemoryUse
@@ -284,7 +284,7 @@ class MemoryFloor:
             return
         ends = half.have, want
         amounts = self.cache(
-            ("floor", form, *shape_and_itemsize(value)), (*ends, memory), partial(self._amounts, value, ends, form, memory)
+            ("lower bound", form, *shape_and_itemsize(value)), (*ends, memory), partial(self._amounts, value, ends, form, memory)
         )
         if amounts.any():
             yield Live(lo, hi, amounts, transfer=self._transfer(half.var, half.have, reader, want))

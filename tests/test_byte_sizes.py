@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from fxshard.byte_sizes import exact_size, parse_size, read_size, size_text
 from fxshard.errors import OptionError
-from fxshard.sizes import exact_size, parse_size, read_size, size_text
 
 
 def test_parsing() -> None:

@@ -78,13 +78,13 @@ def check(graph: PlanningGraph, mesh: str, seeds: range) -> int:
         constraints_of(graph, parse_mesh(mesh), memory_limit=10**9, optimizer="adam"),
     )
     formulation = formulate(annotated, constraints)
-    assert formulation.floor is not None
+    assert formulation.relaxed is not None
     runs, redone = sorted(formulation.times.values()), 0
     for seed in seeds:
         choices = random_choices(formulation, seed)
         redone += any(choices[var] for var in formulation.blocks)
         held = memory_over_time(annotated, constraints, formulation, choices)
-        low, high = (usage(problem, choices, len(held)) for problem in (formulation.floor, formulation.problem))
+        low, high = (usage(problem, choices, len(held)) for problem in (formulation.relaxed, formulation.problem))
         ran = held[runs] > 0  # a second run that does not happen holds nothing
         assert (low[runs] <= held[runs] + 1e-6)[ran].all(), f"seed {seed}"
         assert (held[runs] <= high[runs] + 1e-6)[ran].all(), f"seed {seed}"
@@ -98,8 +98,8 @@ def test_every_plan_is_between_the_estimates(mesh: str, train: bool) -> None:
     assert check(graph, mesh, range(6)) or not train
 
 
-def test_the_floor_of_a_chain_is_exact() -> None:
-    """If each value has one reader, directly or through views, the floor is the memory of the plan."""
+def test_the_relaxed_problem_of_a_chain_is_exact() -> None:
+    """If each value has one reader, directly or through views, the relaxed problem is the memory of the plan."""
 
     class Chain(nn.Module):
         def forward(self, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -109,11 +109,11 @@ def test_the_floor_of_a_chain_is_exact() -> None:
     graph = trace(Chain(), (torch.randn(16, 8), torch.randn(8, 16), torch.randn(8, 8)), train=False)
     annotated, constraints = annotate(graph, mesh), constraints_of(graph, mesh, memory_limit=10**9)
     formulation = formulate(annotated, constraints)
-    assert formulation.floor is not None
+    assert formulation.relaxed is not None
     for seed in range(8):
         choices = random_choices(formulation, seed)
         held = memory_over_time(annotated, constraints, formulation, choices)
-        assert usage(formulation.floor, choices, len(held)) == pytest.approx(held), f"seed {seed}"
+        assert usage(formulation.relaxed, choices, len(held)) == pytest.approx(held), f"seed {seed}"
 
 
 def test_a_value_that_is_saved_and_returned_may_die_before_the_end() -> None:
