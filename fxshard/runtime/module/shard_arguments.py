@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat import pytree
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import as_mesh
-from fxshard.passes.trace.fakes.fake_model import path_name
+from fxshard.shapes.arguments import path_name
 
 
 @dataclass

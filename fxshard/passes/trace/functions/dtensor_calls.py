@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
-from fxshard._torch_compat import captured_instead
 from fxshard._torch_compat.calls import plain_tensors_only
+from fxshard._torch_compat.dynamo.replaced_calls import captured_instead
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 
