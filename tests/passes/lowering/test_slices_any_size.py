@@ -82,18 +82,14 @@ def shifted(y: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("uneven", [False, True])
-def test_slices_to_the_end_name_the_size_of_the_dim(uneven: bool) -> None:
+def test_slices_to_the_end_name_the_size_of_the_dim() -> None:
     """Inductor compiles slice_scatter only if it can compare the end of the slice with the size of the dim."""
     model, example = LinearThen(shifted), rows(24)
-    dims = tuple(replace(dim, uneven=uneven) for dim in dynamic_dims(model, (example,), {}, {"x": {0: "n"}}))
+    dims = tuple(replace(dim, uneven=True) for dim in dynamic_dims(model, (example,), {}, {"x": {0: "n"}}))
     graph = trace(model, (example,), dynamic=dims)
     annotated, found = annotate(graph, fxshard.Mesh(LINE)), []
-    for seed in range(5):
-        try:
-            program = lower(annotated.graph, random_graph_plan(annotated, seed))
-        except SizesError:  # the shorter dim is never cut evenly
-            continue
+    for seed in range(3):
+        program = lower(annotated.graph, random_graph_plan(annotated, seed))
         nodes = [node for module in program.modules.values() for node in module.graph.nodes]
         found += [n.args[4] for n in nodes if n.target is torch.ops.aten.slice_scatter.default]
         args = (rows(12),)
