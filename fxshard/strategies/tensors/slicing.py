@@ -63,6 +63,10 @@ def slice_backward(call: Call) -> Factors:
     return rearranged(call, short, long, sizes=sizes)
 
 
+TO_THE_END = 2**63 - 1
+"""The end of a slice that torch writes for ``x[1:]``."""
+
+
 def local_slice(end: int, sizes: int | None = None) -> LocalForm:
     """A slice of a sharded dim runs to the end of the shard. ``end``: position of that argument; ``sizes``: that of the global shape."""
 
@@ -71,10 +75,20 @@ def local_slice(end: int, sizes: int | None = None) -> LocalForm:
         shape = ctx.call.operands[0].shape if sizes is None else ctx.call.arg(sizes)
         along = ctx.call.arg(end - 2, "dim", 0) % max(len(shape), 1)
         if ctx.inputs[0].axes_on(along):
-            values |= {end - 1: first_taken(ctx.call.arg(end - 1), shape[along]), end: 2**63 - 1}
+            values |= {end - 1: first_taken(ctx.call.arg(end - 1), shape[along]), end: TO_THE_END}
         return ctx.emit(ctx.target, *replaced(ctx.args, values), **ctx.kwargs)
 
     return local
+
+
+def local_slice_scatter(ctx: LocalContext) -> Any:
+    """A slice to the end names it by the size of the dim: Inductor cannot compare a size with 2**63 - 1 in this operator."""
+    along = ctx.call.arg(2, "dim", 0) % ctx.call.operands[0].ndim
+    if ctx.call.arg(4, "end", None) in (None, TO_THE_END) or ctx.inputs[0].axes_on(along):
+        start = ctx.call.arg(3, "start", None) or 0
+        here = first_taken(start, ctx.call.operands[0].shape[along]) if ctx.inputs[0].axes_on(along) else start
+        return ctx.emit(ctx.target, ctx.args[0], ctx.args[1], along, here, ctx.input_shape(0)[along], ctx.call.arg(5, "step", 1))
+    return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
 
 
 def padded(call: Call) -> Factors:
@@ -199,7 +213,7 @@ register(aten_names("slice_backward"), slice_backward, local=local_slice(4, size
 register(aten_names("constant_pad_nd"), padded)
 register(aten_names("select.int select_copy.int"), selected)
 register(aten_names("select_backward"), select_backward, size_argument=1)
-register(aten_names("slice_scatter"), slice_scatter, local=local_slice(4))
+register(aten_names("slice_scatter"), slice_scatter, local=local_slice_scatter)
 register(aten_names("select_scatter"), select_scatter)
 register(aten_names("diagonal diagonal_copy"), diagonal)
 register(aten_names("diagonal_backward"), diagonal_backward, size_argument=1)

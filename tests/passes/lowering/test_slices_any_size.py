@@ -75,6 +75,29 @@ def test_equal_to_one_device(mesh: dict[str, int], name: str, uneven: bool) -> N
     assert done or not uneven
 
 
+def shifted(y: Tensor) -> Tensor:
+    """Rows and columns, each moved by one, as T5 moves its targets."""
+    out = torch.zeros_like(y)
+    out[1:, 1:] = y[:-1, :-1]
+    return out
+
+
+def test_slices_to_the_end_name_the_size_of_the_dim() -> None:
+    """Inductor compiles slice_scatter only if it can compare the end of the slice with the size of the dim."""
+    model, example = LinearThen(shifted), rows(24)
+    dims = tuple(replace(dim, uneven=True) for dim in dynamic_dims(model, (example,), {}, {"x": {0: "n"}}))
+    graph = trace(model, (example,), dynamic=dims)
+    annotated, found = annotate(graph, fxshard.Mesh(LINE)), []
+    for seed in range(3):
+        program = lower(annotated.graph, random_graph_plan(annotated, seed))
+        nodes = [node for module in program.modules.values() for node in module.graph.nodes]
+        found += [n.args[4] for n in nodes if n.target is torch.ops.aten.slice_scatter.default]
+        args = (rows(12),)
+        at = program_at(program, sizes_of_call(program, args, {}))
+        assert_equal_to_one_device(simulate_program(at, program_values(at, model, args)), one_device(copy.deepcopy(model), args))
+    assert found and 2**63 - 1 not in found
+
+
 def test_sizes_do_not_grow_from_layer_to_layer() -> None:
     """Two swapped halves are together as long as before. Unsimplified, four layers make an expression of 3,000 characters."""
     model, example = LinearThen(lambda y: functools.reduce(lambda x, _: SLICES["halves"](x).tanh(), range(4), y)), rows(24)
