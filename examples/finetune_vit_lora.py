@@ -79,9 +79,9 @@ def main() -> None:
     mesh = init_device_mesh(options.device, (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("dp",))
     one_device = vit(options.rank).to(options.device)
     images, labels = torch.randn(IMAGES, 3, 32, 32).to(options.device), torch.randint(CLASSES, (IMAGES,)).to(options.device)
-    model = fxshard.parallelize(
-        copy.deepcopy(one_device), (images,), mesh, compiler=options.compiler, parallel={"dp": fxshard.FullyShard()}
-    )
+    whole = {f"vit.embeddings.{name}": "R" for name in ("cls_token", "position_embeddings")}  # [1, ...]: nothing to shard along dim 0
+    how = {"parallel": {"dp": fxshard.FullyShard()}, "pins": whole, "compiler": options.compiler}
+    model = fxshard.parallelize(copy.deepcopy(one_device), (images,), mesh, **how)
     if dist.get_rank() == 0:
         trained, total = (sum(p.numel() for p in model.parameters() if p.requires_grad or every) for every in (False, True))
         print(f"{trained:,} of {total:,} parameters are trained")
