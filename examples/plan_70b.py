@@ -11,18 +11,17 @@ import threading
 import time
 
 import torch
+from llama import Llama, LlamaConfig
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import fxshard
 
 
-def model_and_tokens(layers: int, batch: int) -> tuple[LlamaForCausalLM, torch.Tensor]:
+def model_and_tokens(layers: int, batch: int) -> tuple[Llama, torch.Tensor]:
     """Llama 3 70B in bfloat16, and ``batch`` sequences of 4096 tokens, all on meta."""
-    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
-    config = LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=128256, rope_theta=500000.0, use_cache=False)
+    config = LlamaConfig(dim=8192, layers=layers, heads=64, kv_heads=8, ffn=28672)
     with torch.device("meta"):
-        return LlamaForCausalLM(config).to(torch.bfloat16), torch.empty(batch, 4096, dtype=torch.int64)
+        return Llama(config).to(torch.bfloat16), torch.empty(batch, 4096, dtype=torch.int64)
 
 
 def ticking(done: threading.Event) -> None:
@@ -40,26 +39,17 @@ def main() -> None:
     options = parser.parse_args()
 
     mesh = fxshard.Mesh({axis: int(size) for axis, size in (one.split("=") for one in options.mesh.split(","))}, hardware="h100")
-    model, tokens = model_and_tokens(options.layers, batch=256)
+    model, tokens = model_and_tokens(options.layers, batch=mesh.size)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e9:.1f} billion parameters, {mesh.size} GPUs: {mesh}", flush=True)
     start, done = time.perf_counter(), threading.Event()
     threading.Thread(target=ticking, args=(done,), daemon=True).start()
-    plan = fxshard.plan(
-        model,
-        (tokens,),
-        mesh,
-        example_kwargs={"labels": tokens},
-        memory_limit=options.memory,  # parameters, gradients, AdamW's state, activations, at the peak
-        optimizer="adamw",
-    )
+    # The limit counts parameters, gradients, AdamW's state and activations, at the peak.
+    plan = fxshard.plan(model, (tokens, tokens), mesh, memory_limit=options.memory, optimizer="adamw")
     done.set()
     print(f"planned in {time.perf_counter() - start:.1f} s")
-    print(
-        f"a step takes {plan.objective / 1e6:.2f} s, no plan within the limit less than {plan.lower_bound / 1e6:.2f} s: gap {plan.gap:.2%}"
-    )
-    print(f"memory: {sum(plan.memory.values()) / 1e9:.1f} GB, {len(plan.recomputed)} blocks recomputed")
-    layouts = {name: plan.parameters[name] for name in plan.parameters if name.startswith("model.layers.0.") or ".layers." not in name}
-    print(f"layouts on {mesh.axis_names}:", *(f"  {name:45} {layout}" for name, layout in layouts.items()), sep="\n")
+    cost, bound = plan.objective / 1e6, plan.lower_bound / 1e6
+    print(f"a step takes {cost:.2f} s; no plan in this memory takes less than {bound:.2f} s: gap {plan.gap:.2%}")
+    print(fxshard.inspect.summary(plan))
     if options.output:
         plan.save(options.output)
 
