@@ -48,7 +48,7 @@ def main() -> None:
     done.set()
     print(f"planned in {time.perf_counter() - start:.1f} s")
     cost, bound = plan.objective / 1e6, plan.lower_bound / 1e6
-    print(f"a step takes {cost:.2f} s; no plan in this memory takes less than {bound:.2f} s: gap {plan.gap:.2%}")
+    print(f"a step takes {cost:.3f} s; no plan in this memory takes less than {bound:.3f} s: gap {plan.gap:.2%}")
     print(fxshard.inspect.summary(plan))
     if options.output:
         plan.save(options.output)

@@ -63,7 +63,7 @@ def test_own_operator() -> None:
 def test_plan_70b(tmp_path: Path) -> None:
     """Two of the 80 layers: the command of the docs."""
     text = said(EXAMPLES / "plan_70b.py", "--layers", "2", "--mesh", "dp=4,tp=2", "-o", tmp_path / "plan.json")
-    assert re.search(r"gap 0\.\d\d%", text) and (tmp_path / "plan.json").exists()
+    assert "proven optimal (gap 0)" in text and (tmp_path / "plan.json").exists()
 
 
 @pytest.mark.slow
