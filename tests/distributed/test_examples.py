@@ -1,4 +1,7 @@
-"""The examples, run as a user runs them: torchrun with two ranks, or one process; they compare themselves with one device."""
+"""The examples, run as a user runs them: torchrun with two ranks, or one process; they compare themselves with one device.
+
+Half of them are slow tests: each torchrun imports torch three times.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ def test_train_gpt2(parallel: str) -> None:
     assert re.search(r"[1-9]\d* collectives a step, gap 0.0%", text) and text.count("tokens/s") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["finetune_vit_lora", "train_experts"])
 def test_training(script: str) -> None:
     text = said(*TORCHRUN, EXAMPLES / f"{script}.py", *QUICK, "--steps", "4")
@@ -74,6 +78,7 @@ def test_with_default_options(script: str) -> None:
     assert "the tokens are one device's" in text or falling_losses(text) is None
 
 
+@pytest.mark.slow
 def test_the_files_of_getting_started(tmp_path: Path) -> None:
     """The two files that the page shows, saved under the names in their first lines."""
     blocks = re.findall(r"```python\n(# (\w+\.py).*?)```", (ROOT / "docs" / "getting-started.md").read_text(), flags=re.S)
