@@ -76,7 +76,8 @@ class DataParallel(AxisPlan):
 
 @dataclass(frozen=True)
 class FullyShard(AxisPlan):
-    """The batch is sharded, and so are parameters, along ``dim``; they are gathered where they are used."""
+    """The batch is sharded, and so are parameters, along ``dim``; they are gathered where they are used. A parameter whose ``dim`` has one
+    row, or that has no such dim, is whole."""
 
     dim: int = 0
 
@@ -85,7 +86,7 @@ class FullyShard(AxisPlan):
         return 0
 
     def parameter(self, name: str, shape: Shape) -> Placement | None:
-        return Shard(self.dim) if self.dim < len(shape) else Replicate()
+        return Shard(self.dim) if self.dim < len(shape) and shape[self.dim] > 1 else Replicate()
 
 
 @dataclass(frozen=True)

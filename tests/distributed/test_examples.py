@@ -1,0 +1,89 @@
+"""The examples, run as a user runs them: torchrun with two ranks, or one process; they compare themselves with one device.
+
+Half of them are slow tests: each torchrun imports torch three times.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+QUICK = ("--compiler", "eager")
+
+
+def said(*arguments: str | Path) -> str:
+    """What Python prints when it is started with ``arguments``."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=580, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
+
+
+def falling_losses(text: str) -> None:
+    """The losses of both ranks fall, and are those of one device."""
+    (first, last), alone = re.findall(r"loss ([\d.]+) -> ([\d.]+)", text)
+    assert float(last) < 0.95 * float(first)
+    assert [float(x) for x in alone] == pytest.approx([float(first), float(last)], abs=1e-4)
+    difference = re.search(r"greatest difference of the losses: (\S+)", text)
+    assert difference is not None and float(difference[1]) < 1e-4
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", *(pytest.param(word, marks=pytest.mark.slow) for word in ("auto", "ddp", "tp"))])
+def test_train_gpt2(parallel: str) -> None:
+    text = said(*TORCHRUN, EXAMPLES / "train_gpt2.py", *QUICK, "--layers", "1", "--steps", "5", "--parallel", parallel)
+    falling_losses(text)
+    assert re.search(r"[1-9]\d* collectives a step, gap 0.0%", text) and text.count("tokens/s") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["finetune_vit_lora", "train_experts"])
+def test_training(script: str) -> None:
+    text = said(*TORCHRUN, EXAMPLES / f"{script}.py", *QUICK, "--steps", "4")
+    falling_losses(text)
+    assert ("29,962 of 322,186 parameters are trained" if script == "finetune_vit_lora" else "(8, 128, 64), (Shard(dim=0),)") in text
+
+
+def test_serve_llama() -> None:
+    text = said(*TORCHRUN, EXAMPLES / "serve_llama.py", *QUICK, "--layers", "1", "--tokens", "4")
+    assert "the tokens are one device's" in text
+    assert len(set(re.findall(r"tokens/s, (\[.*?\])", text))) == 1 and text.count("tokens/s") == 3
+
+
+def test_own_operator() -> None:
+    text = said(EXAMPLES / "own_operator.py", "--plans", "2")
+    assert "swiglu would run whole on every rank: no rule for own.swiglu.default" in text
+    assert "with rules: 0 nodes run whole" in text and "2 random plans on 4 ranks compute what one device computes" in text
+
+
+def test_plan_70b(tmp_path: Path) -> None:
+    """Two of the 80 layers: the command of the docs."""
+    text = said(EXAMPLES / "plan_70b.py", "--layers", "2", "--mesh", "dp=4,tp=2", "-o", tmp_path / "plan.json")
+    assert "proven optimal (gap 0)" in text and (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["train_gpt2", "finetune_vit_lora", "train_experts", "serve_llama"])
+def test_with_default_options(script: str) -> None:
+    """Compiled by Inductor."""
+    text = said(*TORCHRUN, EXAMPLES / f"{script}.py")
+    assert "the tokens are one device's" in text or falling_losses(text) is None
+
+
+@pytest.mark.slow
+def test_the_files_of_getting_started(tmp_path: Path) -> None:
+    """The two files that the page shows, saved under the names in their first lines."""
+    blocks = re.findall(r"```python\n(# (\w+\.py).*?)```", (ROOT / "docs" / "getting-started.md").read_text(), flags=re.S)
+    for text, name in blocks:
+        (tmp_path / name).write_text(text)
+    assert [name for _, name in blocks] == ["train.py", "simulate.py"]
+    assert "rank 0 holds (1024, 512) of (2048, 512)" in said(*TORCHRUN, tmp_path / "train.py")
+    assert "the rank at dp=3, tp=1 holds (256, 512) of (2048, 512)" in said(tmp_path / "simulate.py")
