@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=80)
     parser.add_argument("--mesh", default="dp=32,tp=8", help="axes and their sizes; tp is within a node of 8 GPUs")
     parser.add_argument("--memory", default="70GB", help="limit for each GPU")
-    parser.add_argument("--seconds", type=float, default=60, help="limit for the solver; the gap says how far its plan may be from the best")
+    parser.add_argument("--seconds", type=float, default=60, help="limit for the solver: the gap bounds what that costs")
     parser.add_argument("-o", "--output", help="write the plan here")
     options = parser.parse_args()
 
