@@ -118,11 +118,16 @@ class LimitedSession:
             return solve_within(narrowed(problem, allowed), part, known)
 
         if not self.counts.fits(found.choices):
-            found, _ = self._fitting(found, solving, self._extra, budget.part(AGAIN_WORK))
+            found, _ = self._fitting(found, solving, self._extra, budget.part(AGAIN_WORK), allowed)
         return self._certified(found, bound)
 
-    def _fitting(self, found: Solution, solving: Solving, extra: FloatArray, budget: Budget) -> tuple[Solution, FloatArray]:
-        """The best plan that fits, and bytes added to the relaxed problem that `found` solves. Raises `NoPlanError` if there is none."""
+    def _fitting(
+        self, found: Solution, solving: Solving, extra: FloatArray, budget: Budget, allowed: Allowed | None = None
+    ) -> tuple[Solution, FloatArray]:
+        """The best plan that fits, and bytes added to the relaxed problem that `found` solves. Raises `NoPlanError` if there is none.
+
+        `allowed`: the states of nodes to which `solving` is restricted.
+        """
         fits, rounds = self.counts.fits(found.choices), 0
         while not fits and rounds < ROUNDS:
             extra, rounds = self.counts.corrected(found.choices, extra), rounds + 1
@@ -136,22 +141,25 @@ class LimitedSession:
         try:
             surely = solving(self.counts.problem, budget, found.choices if fits else None)
         except (InfeasibleError, NoPlanError) as error:
-            return (found if fits else self._least(error, budget)), extra
+            return (found if fits else self._least(error, budget, allowed or {})), extra
         fitting = [one for one in (found, surely) if self.counts.fits(one.choices)]
         if not fitting:
             raise NoPlanError("no plan was found that fits, nor a proof that there is none")
         return min(fitting, key=lambda one: one.objective), extra
 
-    def _least(self, error: InfeasibleError | NoPlanError, budget: Budget) -> Solution:
+    def _least(self, error: InfeasibleError | NoPlanError, budget: Budget, allowed: Allowed) -> Solution:
         """The choices of least memory where no plan fits by the overestimate; they may still fit exactly. Raises `NoPlanError` if not."""
         misses = (error,) if isinstance(error, InfeasibleError) else error.misses
         exact = [self._missed(miss, False, budget) for miss in misses]
         for miss in exact:
-            if miss.row is None and miss.least_choices is not None and self.counts.fits(miss.least_choices):
+            if miss.row is None and miss.least_choices is not None and self._fits(miss.least_choices, allowed):
                 objective = self.counts.problem.evaluate(miss.least_choices)
                 if np.isfinite(objective):
                     return certify(miss.least_choices, objective, -np.inf, True, ())
         raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {error}", tuple(exact)) from error
+
+    def _fits(self, choices: tuple[int, ...], allowed: Allowed) -> bool:
+        return self.counts.fits(choices) and all(states[choices[node]] for node, states in allowed.items())
 
     def _missed(self, error: InfeasibleError, of_relaxed: bool, budget: Budget) -> InfeasibleError:
         """A memory error with exact numbers: the least exact peak of choices found by either estimate, and the relaxed problem's bound.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,14 +130,6 @@ def test_the_same_program_gives_the_same_bytes_and_torch_opens_it(tmp_path: Path
     limits = [(int(one.lower), int(one.upper)) for one in open_archive.range_constraints.values()]
     assert limits == [(1, 40), (1, 2)]  # rows, and one plus the rank's index
     assert open_archive.graph_signature.user_inputs[:2] == ("size_0", "size_1")
-
-
-def test_a_file_of_the_previous_version_loads(tmp_path: Path) -> None:
-    args = (torch.randn(6, 8).double(),)
-    fxshard.export(perceptron(), args, fxshard.Mesh({"tp": 2})).save(tmp_path / "m.pt2")
-    assert "sizes" not in json.loads(entries(tmp_path / "m.pt2")[PROGRAM])
-    before = edited(tmp_path / "m.pt2", "extra/fxshard/manifest.json", lambda m: m.update(version=2))
-    assert fxshard.load(before).sizes == ()
 
 
 def test_a_guard_without_a_value_at_a_size_does_not_hold_there(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, Live, NoPlanError, PlacementProblem, Solution, limited
@@ -47,6 +47,7 @@ def _at(problem: PlacementProblem, choices: Sequence[int]) -> np.ndarray:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([14.0, 18.0, 22.0]))
+@example(5026, 0.1, 22.0)  # the choices of least memory are not allowed
 def test_bounds_errors_and_plans_are_true(seed: int, spread: float, limit: float) -> None:
     given_ = counts(seed, spread, limit)
     held = {x: float(given_.counted(x).max()) for x in itertools.product(range(STATES), repeat=5)}

@@ -109,11 +109,11 @@ def parallelize(
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
         one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
     """
-    check_device_mesh(device_mesh)
-    settings = read_options(Settings, options, "parallelize")
     waiting = dissolve(model) if isinstance(model, nn.Module) else []
     check_call(model, example_args)
     check_gradient_hooks(model)
+    check_device_mesh(device_mesh)
+    settings = read_options(Settings, options, "parallelize")
     return shard_module(model, device_mesh, settings, example_args, example_kwargs, train, plan, waiting)
 
 

@@ -44,6 +44,12 @@ def layout_on(parameter: DTensor, mesh: Mesh) -> Layout:
     return Layout(known.get(name, Replicate()) for name in mesh.axis_names)
 
 
+def layout_or_part(parameter: DTensor, mesh: Mesh) -> Layout | dict[str, Placement]:
+    """The layout of a parameter, or its placements by axis if it is on a part of ``mesh``: the other axes are open."""
+    known = placements_by_axis(parameter)
+    return Layout(parameter.placements) if set(known) == set(mesh.axis_names) else known
+
+
 def placements_by_axis(parameter: DTensor) -> dict[str, Placement]:
     return dict(zip(as_mesh(parameter.device_mesh).axis_names, parameter.placements, strict=True))
 

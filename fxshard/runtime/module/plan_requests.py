@@ -21,7 +21,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.module.parameters import placements_by_axis
+from fxshard.runtime.module.parameters import layout_or_part
 from fxshard.runtime.module.shard_arguments import ShardArguments
 
 
@@ -85,7 +85,7 @@ class PlanRequests:
         own: dict[str, Any] = {i.name: Layout.replicated(self.mesh.ndim) for i in graph.inputs_of("buffer")}
         parameters = {n: p for n, p in self.model.named_parameters(remove_duplicate=False) if n in known}
         held = {n: p for n, p in parameters.items() if isinstance(p, DTensor) and not (first and id(p) in self.open_parameters)}
-        own.update({n: placements_by_axis(p) for n, p in held.items()})
+        own.update({n: layout_or_part(p, self.mesh) for n, p in held.items()})
         if first:
             return given if isinstance(given, ShardingPlan) else {**own, **(given or {})}
         kept = {} if given is None or isinstance(given, ShardingPlan) else given
