@@ -1,7 +1,7 @@
 """Plans the training of Llama 3 70B on 256 H100s, on a laptop: no GPU, no process group, no weights in memory.
 
 python examples/plan_70b.py
-python examples/plan_70b.py --layers 4 --mesh dp=8,tp=8 --memory 40GB -o plan.json
+python examples/plan_70b.py --layers 4 --mesh dp=8,tp=8 --memory 40GB -o plan.json    (a limit makes the problem much harder)
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=80)
     parser.add_argument("--mesh", default="dp=32,tp=8", help="axes and their sizes; tp is within a node of 8 GPUs")
-    parser.add_argument("--memory", default="70GB", help="limit for each GPU")
+    parser.add_argument("--memory", help="limit for each GPU, such as 70GB")
     parser.add_argument("--seconds", type=float, default=60, help="limit for the solver: the gap bounds what that costs")
     parser.add_argument("-o", "--output", help="write the plan here")
     options = parser.parse_args()
 
     mesh = fxshard.Mesh({axis: int(size) for axis, size in (one.split("=") for one in options.mesh.split(","))}, hardware="h100")
-    model, tokens = model_and_tokens(options.layers, batch=mesh.size)
+    model, tokens = model_and_tokens(options.layers, batch=mesh.shape[0])
     print(f"{sum(p.numel() for p in model.parameters()) / 1e9:.1f} billion parameters, {mesh.size} GPUs: {mesh}", flush=True)
     start, done = time.perf_counter(), threading.Event()
     threading.Thread(target=ticking, args=(done,), daemon=True).start()
-    # The limit counts parameters, gradients, AdamW's state and activations, at the peak.
-    plan = fxshard.plan(model, (tokens, tokens), mesh, memory_limit=options.memory, optimizer="adamw", time_limit=options.seconds)
+    # A limit counts parameters, gradients, AdamW's state and activations, at the peak.
+    words = {"dp": fxshard.FullyShard(), "tp": fxshard.TensorParallel()}  # the rest is the solver's
+    limits = {"memory_limit": options.memory, "optimizer": "adamw", "time_limit": options.seconds}
+    plan = fxshard.plan(model, (tokens, tokens), mesh, parallel=words, **limits)
     done.set()
     print(f"planned in {time.perf_counter() - start:.1f} s")
     cost, bound = plan.objective / 1e6, plan.lower_bound / 1e6
-    print(f"a step takes {cost:.3f} s; no plan in this memory takes less than {bound:.3f} s: gap {plan.gap:.2%}")
+    print(f"a step takes {cost:.3f} s; no plan within these words takes less than {bound:.3f} s: gap {plan.gap:.2%}")
     print(fxshard.inspect.summary(plan))
     if options.output:
         plan.save(options.output)
