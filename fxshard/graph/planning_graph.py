@@ -82,7 +82,7 @@ class GraphOutput:
 
 
 @dataclass(frozen=True)
-class Form:
+class OutputForm:
     """How the model hands an output out if not whole: as a DTensor (``kind`` "dtensor") or as the rank's shard of one ("local").
     ``placements``: the layout that the model names, by axis; None if it names none."""
 
@@ -145,7 +145,7 @@ class PlanningGraph:
     """Attributes of modules that a call changes; their tensors are outputs that follow the model's own and the hooks' arguments."""
     fixed: frozenset[Attribute] = frozenset()
     """Attributes that are tensors but not buffers, whose values are constants in the graph."""
-    forms: Mapping[str, Form] = field(default_factory=dict)
+    forms: Mapping[str, OutputForm] = field(default_factory=dict)
     """The outputs that the model itself hands out as DTensors or shards, by name."""
     family: GraphFamily | None = None
     """The graph for all sizes of its dynamic dims, None if it has none; ``module`` is its instance at the example's sizes."""

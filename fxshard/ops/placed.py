@@ -13,8 +13,8 @@ import torch
 
 
 @torch.library.custom_op("fxshard::placed", mutates_args=())
-def placed(x: torch.Tensor, layout: str, axes: str, arrives: bool) -> torch.Tensor:
-    """``x`` in ``layout``. ``arrives``: whether the model declares that a local tensor is this shard, rather than asks for it."""
+def placed(x: torch.Tensor, layout: str, axes: str, declared: bool) -> torch.Tensor:
+    """``x`` in ``layout``. ``declared``: whether the model declares that a local tensor is this shard, rather than asks for it."""
     return x.clone()
 
 

@@ -76,8 +76,10 @@ class DataParallel(AxisPlan):
 
 @dataclass(frozen=True)
 class FullyShard(AxisPlan):
-    """The batch is sharded, and so are parameters, along ``dim``; they are gathered where they are used. A parameter whose ``dim`` has one
-    row, or that has no such dim, is whole."""
+    """The batch is sharded, and so are parameters, along ``dim``; they are gathered where they are used.
+
+    A parameter without that dim, or with one element along it, is whole.
+    """
 
     dim: int = 0
 
@@ -136,7 +138,7 @@ STYLES: dict[str, tuple[str | None, str | None]] = {
     "embedding_rowwise": (FIRST, WHOLE),
     "embedding_colwise": (ROWS, None),
     "grouped_gemm": (FIRST, None),
-    "replicated": (WHOLE, None),
+    "replicate": (WHOLE, None),
     "replicated_with_grad_allreduce": (WHOLE, None),
     "sequence_parallel": (WHOLE, None),
     "mla_kv_a_proj": (WHOLE, WHOLE),
@@ -144,7 +146,9 @@ STYLES: dict[str, tuple[str | None, str | None]] = {
     "packed_rowwise": (None, None),
     "moe_tp_experts": (None, None),
     "ep_dispatch_experts": (None, None),
-    "ep_router": (None, None),
+    "moe_identity_expert": (None, None),
+    "local_params": (None, None),
+    "all_reduce": (None, WHOLE),
 }
 """Words of Hugging Face's ``tp_plan`` (transformers 5) -> how weights are sharded, and the module's result.
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 import fxshard
 from examples.llama import Llama
 from fxshard import ContextParallel, DataParallel, ExpertParallel, FullyShard, HybridShard, TensorParallel
 from fxshard.errors import FxshardError
+from fxshard.plans.parallel import STYLES
 
 PLANS: dict[str, tuple[dict[str, int], Any]] = {
     "ddp": ({"dp": 4}, DataParallel()),
@@ -146,6 +148,25 @@ def test_the_tp_plan_of_a_hugging_face_model(caplog: pytest.LogCaptureFixture) -
     assert not [r for r in caplog.records if "matches no module" in r.message]
     out = fxshard.simulate(model, (tokens,), plan).outputs
     torch.testing.assert_close(out.logits, model(tokens).logits.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_every_style_of_transformers_has_an_entry() -> None:
+    assert set(STYLES) == set(ALL_PARALLEL_STYLES.keys())
+
+
+def test_a_parameter_with_one_element_along_the_dim_stays_whole() -> None:
+    """As the class token of a ViT, [1, 1, hidden]."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.linear = nn.Parameter(torch.zeros(1, 8)), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x + self.shift)
+
+    plan = fxshard.plan(Shifted(), (torch.randn(4, 8),), fxshard.Mesh({"dp": 2}), parallel=FullyShard(), cache=False)
+    assert [str(plan.specs[name].outputs[0]) for name in ("shift", "linear_weight")] == ["R", "S(0)"]
 
 
 def test_styles_that_match_nothing_or_cannot_be_laid_out_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ def captured_instead(
 ) -> Iterator[None]:
     """While Dynamo captures: calls of these functions of torch are replaced by calls of Python functions, which Dynamo traces.
 
-    ``methods``: likewise for methods that ``torch.Tensor`` lacks, by name, of tensors that are not of a subclass.
+    ``methods``: functions that ``torch.Tensor`` gets as methods meanwhile, by names that it lacks.
     """
     from torch._dynamo.variables.builder import SourcelessBuilder
     from torch._dynamo.variables.functions import SkipFunctionVariable
@@ -39,18 +39,18 @@ def captured_instead(
 
         return call_function
 
-    method, named = TensorVariable.call_method, methods or {}
+    method, added = TensorVariable.call_method, dict(methods or {})
+    functions = {**functions, **{function: function for function in added.values()}}
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         function = getattr(torch.Tensor, name, None)
-        if function in functions:
-            return instead(function, tx, [self, *args], kwargs)
-        if function is None and name in named:
-            return SourcelessBuilder.create(tx, named[name]).call_function(tx, [self, *args], dict(kwargs))
-        return method(self, tx, name, args, kwargs)
+        return instead(function, tx, [self, *args], kwargs) if function in functions else method(self, tx, name, args, kwargs)
 
     with contextlib.ExitStack() as stack:
         for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable):
             stack.enter_context(patched(kind, "call_function", of_kind(kind)))
         stack.enter_context(patched(TensorVariable, "call_method", call_method))
+        for name, function in added.items():
+            setattr(torch.Tensor, name, function)
+            stack.callback(delattr, torch.Tensor, name)
         yield

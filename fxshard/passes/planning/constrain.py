@@ -20,7 +20,7 @@ from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, ou
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
-from fxshard.passes.planning.parallel_axes import said_by_words, warn_of_unmatched
+from fxshard.passes.planning.parallel_axes import axis_conditions, warn_of_unmatched
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.plans.parallel import Parallel
 from fxshard.plans.plan_data import OpSpec, again
@@ -159,15 +159,15 @@ class _Reader:
         """Adds what one-word plans say where nothing else is said of the same tensor and axis."""
         warn_of_unmatched(self.graph, parallel)
         before, known = dict(self.values), set()
-        for said in said_by_words(self.graph, parallel):
-            axis = self.mesh.axis(said.axis)
-            if (said.node, axis) in known:  # several modules return it: the innermost, which came first, counts
+        for one in axis_conditions(self.graph, parallel):
+            axis = self.mesh.axis(one.axis)
+            if (one.node, axis) in known:  # several modules return it: the innermost, which came first, counts
                 continue
-            known.add((said.node, axis))
-            if not any(c.pattern[axis] is not None and not c.forbidden for c in before.get(said.node, ())):
-                place = Place(said.node)
-                found = pattern({said.axis: said.placement}, self.mesh, self._dims(place), said.node)
-                self.add(place, Condition(found, f"{said.text} for {self.names.spelled(place)}", 0, said.forbidden))
+            known.add((one.node, axis))
+            if not any(c.pattern[axis] is not None and not c.forbidden for c in before.get(one.node, ())):
+                place = Place(one.node)
+                found = pattern({one.axis: one.placement}, self.mesh, self._dims(place), one.node)
+                self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)

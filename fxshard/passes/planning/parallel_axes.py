@@ -16,8 +16,8 @@ log = logging.getLogger("fxshard")
 
 
 @dataclass(frozen=True)
-class Said:
-    """A node's value has ``placement`` on ``axis``, or does not if ``forbidden``; ``text``: the user's word, for errors."""
+class AxisCondition:
+    """The value of ``node`` has ``placement`` on ``axis``, or does not if ``forbidden``; ``text``: the user's word, for errors."""
 
     node: str
     axis: str
@@ -26,7 +26,7 @@ class Said:
     forbidden: bool = False
 
 
-def said_by_words(graph: PlanningGraph, parallel: Parallel) -> Iterator[Said]:
+def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCondition]:
     """All that ``parallel`` says about the inputs, the parameters and the results of modules."""
     if not parallel:
         return
@@ -35,14 +35,14 @@ def said_by_words(graph: PlanningGraph, parallel: Parallel) -> Iterator[Said]:
     batches = {end.name: shapes[end.name] for end in graph.inputs_of("input")}
     nodes = {end.name: end.node for end in graph.inputs}
     for name, placements in of_inputs(parallel, batches).items():
-        yield from (Said(nodes[name], axis, placement, texts[axis]) for axis, placement in placements.items())
+        yield from (AxisCondition(nodes[name], axis, placement, texts[axis]) for axis, placement in placements.items())
     for end in graph.inputs_of("parameter"):
         for axis, plan in parallel.items():
             placement = plan.parameter(end.name, shapes[end.name])
             if placement is not None:
-                yield Said(end.node, axis, placement, texts[axis])
+                yield AxisCondition(end.node, axis, placement, texts[axis])
             if plan.is_never_whole(end.name, shapes[end.name]):
-                yield Said(end.node, axis, Replicate(), texts[axis], forbidden=True)
+                yield AxisCondition(end.node, axis, Replicate(), texts[axis], forbidden=True)
     first = next((shape for shape in batches.values() if shape), ())
     inputs = set(nodes.values())
     for module, calls in graph.returned.items():
@@ -51,7 +51,7 @@ def said_by_words(graph: PlanningGraph, parallel: Parallel) -> Iterator[Said]:
             for axis, plan in parallel.items():
                 placement = plan.result(module, shape, first)
                 if placement is not None:
-                    yield Said(node, axis, placement, texts[axis])
+                    yield AxisCondition(node, axis, placement, texts[axis])
 
 
 def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel) -> None:

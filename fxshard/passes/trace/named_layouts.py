@@ -1,4 +1,4 @@
-"""The layouts that a model itself names, by its calls of DTensor's API (see ``functions.dtensor_calls``): read from the traced graph.
+"""The layouts that a model itself names, by its calls of DTensor's API (see ``dtensor_calls``): read from the traced graph.
 
 To the model, a value is a DTensor from ``from_local`` (``redistribute``, ``distribute_tensor``) up to ``to_local``. The caller gets what
 the model returns in the same form: a DTensor, or the shard of one.
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import LayoutError, TraceError
-from fxshard.graph.planning_graph import Form, GraphInput, GraphOutput, operands, source_line
+from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, source_line
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
@@ -40,25 +40,21 @@ class LocalInputsError(TraceError):
 @dataclass(frozen=True)
 class _Known:
     """``dtensor``: whether the model regards the value as a DTensor. ``axes``: the mesh of the DTensors that it is computed from.
-    ``by_style``: whether it depends on such a value at all."""
+    ``from_dtensor``: whether it depends on a DTensor at all."""
 
     dtensor: bool = False
     axes: str = ""
-    by_style: bool = False
+    from_dtensor: bool = False
 
 
 def meshes_of(tensors: Mapping[str, Any]) -> dict[str, str]:
     """The axes of the mesh (``"tp=4"``) of each DTensor among ``tensors``, by name."""
-    return {name: axes_text(as_mesh(x.device_mesh)) for name, x in tensors.items() if isinstance(x, DTensor)}
-
-
-def axes_text(mesh: Mesh) -> str:
-    return ",".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+    return {name: str(as_mesh(x.device_mesh)) for name, x in tensors.items() if isinstance(x, DTensor)}
 
 
 def named_layouts(
     joint: fx.GraphModule, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput], meshes: Mapping[str, str]
-) -> dict[str, Form]:
+) -> dict[str, OutputForm]:
     """The form in which each output is returned, by its name, for those that are not whole.
 
     Completes the notes of the graph: ``placed`` nodes get their mesh, ``handed_out`` nodes go. ``meshes`` as of ``meshes_of``. Raises
@@ -86,7 +82,7 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
         if node.op == "placeholder":
             end = inputs.get(node.name)
             mesh = meshes.get(end.name, "") if end else ""
-            known[node] = _Known(axes=mesh, by_style=bool(mesh) and end is not None and end.kind == "input")
+            known[node] = _Known(axes=mesh, from_dtensor=bool(mesh) and end is not None and end.kind == "input")
         elif node.target is PLACED:
             axes = str(node.args[2]) or axes or _only_mesh(meshes, node)
             node.args = (*node.args[:2], axes, node.args[3])
@@ -98,7 +94,7 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
             known[node] = _Known(True, axes, True)
         else:
             dtensor = any(k.dtensor for k in before) and node.target is not HANDED_OUT
-            known[node] = _Known(dtensor, axes, any(k.by_style for k in before))
+            known[node] = _Known(dtensor, axes, any(k.from_dtensor for k in before))
     if shards:
         raise LocalInputsError(shards, where)
     return known
@@ -106,12 +102,12 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
 
 def _declares_shard(node: fx.Node, before: _Known) -> bool:
     """Whether ``from_local`` takes a value that is whole on every rank as this rank's part."""
-    _, layout, _, arrives = node.args
+    _, layout, _, declared = node.args
     parsed = Layout.parse(str(layout))
-    if arrives and parsed.has_partial:
+    if declared and parsed.has_partial:
         what = "from_local declares a partial sum: each rank's own values are added up, and a plan has one whole value instead"
         raise TraceError(what, where=source_line(node), remedy="leave the value whole, or compute it in a local_map region")
-    return bool(arrives) and not parsed.is_replicated and not before.by_style
+    return bool(declared) and not parsed.is_replicated and not before.from_dtensor
 
 
 def _not_a_shard(node: fx.Node) -> TraceError:
@@ -134,7 +130,7 @@ def placements_on(layout: str, axes: str) -> dict[str, Placement]:
     return dict(zip(parse_mesh(axes).axis_names, Layout.parse(layout), strict=True))
 
 
-def _form(node: fx.Node, name: str, known: _Known) -> Form | None:
+def _form(node: fx.Node, name: str, known: _Known) -> OutputForm | None:
     """The form in which ``node`` is returned, None if whole. Raises TraceError for a shard in a layout that the model does not name."""
     kind = "dtensor" if known.dtensor else str(node.args[1]) if node.target is HANDED_OUT else "whole"
     if kind == "whole":
@@ -143,11 +139,11 @@ def _form(node: fx.Node, name: str, known: _Known) -> Form | None:
     assert isinstance(source, fx.Node)
     if source.target is PLACED:
         named = placements_on(*map(str, source.args[1:3])).items()
-        return Form(kind, {axis: normalised_placement(p, source.meta["val"].dim(), name) for axis, p in named})
+        return OutputForm(kind, {axis: normalised_placement(p, source.meta["val"].dim(), name) for axis, p in named})
     if kind == "local":
         what = f"{name} is returned as the local shard of a DTensor whose layout the model does not name"
         raise TraceError(what, where=source_line(node), remedy="redistribute it to a layout before to_local, or return the DTensor")
-    return Form(kind)
+    return OutputForm(kind)
 
 
 def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpSpec, ...]:
@@ -161,12 +157,19 @@ def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpS
 
 
 def _wanted(node: fx.Node, mesh: Mesh) -> dict[int, Placement]:
-    own, sizes = parse_mesh(str(node.args[2])), dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    if any(sizes.get(name) != size for name, size in zip(own.axis_names, own.shape, strict=True)):
-        what = f"the model redistributes on the mesh {node.args[2]}, the plan is for {mesh}"
-        raise TraceError(what, where=source_line(node), remedy="plan on a mesh whose axes have these names and sizes")
+    _, layout, axes, _ = node.args
+    named = placements_on_mesh(node, str(layout), str(axes), mesh, "the model redistributes for")
     try:
-        named = placements_on(str(node.args[1]), str(node.args[2])).items()
-        return {mesh.axis(axis): normalised_placement(p, node.meta["val"].dim(), node.name) for axis, p in named}
+        return {mesh.axis(axis): normalised_placement(p, node.meta["val"].dim(), node.name) for axis, p in named.items()}
     except LayoutError as error:
         raise TraceError(error.what, where=source_line(node), remedy="name a dim that the tensor has") from error
+
+
+def placements_on_mesh(node: fx.Node, layout: str, axes: str, mesh: Mesh, who: str) -> dict[str, Placement]:
+    """``placements_on``; raises TraceError, worded with ``who``, unless the planning mesh has these axes."""
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    own = parse_mesh(axes)
+    if any(sizes.get(name) != size for name, size in zip(own.axis_names, own.shape, strict=True)):
+        what = f"{who} the mesh {axes}, the plan for {mesh}"
+        raise TraceError(what, where=source_line(node), remedy="plan on a mesh whose axes have these names and sizes")
+    return placements_on(layout, axes)

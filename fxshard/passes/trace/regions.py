@@ -19,7 +19,8 @@ from fxshard._torch_compat.dynamo.local_map import LocalMapCall, captured_local_
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import PlanningGraph, is_user_file, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout
-from fxshard.mesh.mesh import Mesh, parse_mesh
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.trace.named_layouts import placements_on_mesh
 from fxshard.plans.plan_data import OpSpec
 
 TO, FROM = torch.ops.fxshard.to_local.default, torch.ops.fxshard.from_local.default
@@ -132,12 +133,8 @@ def region_specs(graph: PlanningGraph, mesh: Mesh) -> dict[str, OpSpec]:
 
 def _on(mesh: Mesh, node: fx.Node) -> Layout:
     """The layout of a ``to_local`` or ``from_local`` on the planning mesh, replicated on axes that the region does not name."""
-    own, sizes = parse_mesh(str(node.args[4])), dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    if any(sizes.get(name) != size for name, size in zip(own.axis_names, own.shape, strict=True)):
-        what = f"a local_map region is for the mesh {node.args[4]}, the plan for {mesh}"
-        raise TraceError(what, where=source_line(node), remedy="plan on a mesh whose axes have the names and sizes of the region's")
+    placed = placements_on_mesh(node, str(node.args[2]), str(node.args[4]), mesh, "a local_map region is for")
     ndim = (node.args[0] if node.target is TO else node).meta["val"].ndim
-    placed = dict(zip(own.axis_names, Layout.parse(str(node.args[2])), strict=True))
     layout = [placed.get(name, Replicate()) for name in mesh.axis_names]
     return Layout([Shard(p.dim % ndim) if isinstance(p, Shard) else p for p in layout])
 

@@ -37,6 +37,7 @@ from fxshard.graph.objects import CallResultSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
+from fxshard.passes.trace.dtensor_calls import dtensor_calls
 from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters, insert_casts, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
@@ -45,7 +46,6 @@ from fxshard.passes.trace.fakes.tensor_kinds import check_dense
 from fxshard.passes.trace.functions.data_dependent import REPLACEMENTS, DataDependentMode
 from fxshard.passes.trace.functions.decompose import planning_decompositions
 from fxshard.passes.trace.functions.draws import check_draws, number_draws
-from fxshard.passes.trace.functions.dtensor_calls import dtensor_calls
 from fxshard.passes.trace.functions.flex import expand_flex_attention
 from fxshard.passes.trace.functions.inlined import inlined
 from fxshard.passes.trace.functions.neutralise import Neutralise
@@ -161,7 +161,7 @@ def _capture(
         mode,
         again(),
         inlined(),
-        dtensor_calls(),
+        dtensor_calls(model),
         _without_fast_paths(),
         flex_attention_of_any_device(),
         sizes_from_data(),

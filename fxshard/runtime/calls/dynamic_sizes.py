@@ -134,7 +134,7 @@ def trace_with_static_fallback(
     while True:
         try:
             return trace(dims)
-        except LocalInputsError:
+        except LocalInputsError:  # not about sizes
             raise
         except (TraceError, RuleError) as error:
             named = error.dim if isinstance(error, StaticDimError) else None

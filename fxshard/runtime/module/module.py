@@ -479,6 +479,7 @@ class ShardedForward:
         self.__post_init__()
         self.replaced, self.sharded, self.counted = replaced, True, origin.counted
         self.history = origin.history.copied()
+        self.shards.layouts.update(origin.shards.layouts)
         hooks = self.state.hooks()
         every = {id(made): made for found in origin.by_key.values() for made in found}
         kept = {i: made.copied_to(self.model) for i, made in every.items() if same_hooks(made.hooks, hooks) or not made.hooks}

@@ -1,5 +1,5 @@
 """Where the model itself names layouts: the boundaries of a ``local_map`` region (``passes.trace.regions``), and calls of DTensor's API
-(``passes.trace.functions.dtensor_calls``). A rank passes its shard on."""
+(``passes.trace.dtensor_calls``). A rank passes its shard on."""
 
 from __future__ import annotations
 

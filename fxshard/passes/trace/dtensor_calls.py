@@ -4,6 +4,9 @@ A model is traced on whole tensors. So ``DTensor.from_local`` and ``redistribute
 must be (``fxshard.placed``); ``to_local`` and ``full_tensor`` say in which form it is handed out. Code between ``to_local`` and the next
 ``from_local`` computes on the whole tensor too, and so gives the numbers of one device. The hooks that
 ``torch.distributed.tensor.parallel`` installs consist of such calls.
+
+For unsupported arguments they raise NotImplementedError, not an FxshardError: Dynamo interprets the raise as part of the model, and
+``trace_errors`` turns it into a TraceError that names the user's line.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
@@ -25,9 +28,9 @@ from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 
 
-def dtensor_calls() -> AbstractContextManager[None]:
-    """While Dynamo captures a model: replaces DTensor's API by notes on whole tensors."""
-    return captured_instead(CALLS, METHODS)
+def dtensor_calls(model: nn.Module) -> AbstractContextManager[None]:
+    """While Dynamo captures ``model``: replaces DTensor's API by notes on whole tensors."""
+    return captured_instead(CALLS, METHODS if any(isinstance(p, DTensor) for p in model.parameters()) else {})
 
 
 class Placed(Tensor):
@@ -83,7 +86,7 @@ def redistributed(
 ) -> Tensor:
     if forward_dtype is not None or backward_dtype is not None:
         raise NotImplementedError("redistribute changes a dtype: convert the tensor before it")
-    layout, axes = _texts(device_mesh, placements) if device_mesh is not None else (_layout_text(placements), "")
+    layout, axes = _texts(device_mesh, placements)
     return _as_placed(torch.ops.fxshard.placed(x, layout, axes, False))
 
 
@@ -103,18 +106,13 @@ def _as_placed(x: Tensor) -> Tensor:
 
 @torch.compiler.assume_constant_result
 def _texts(device_mesh: DeviceMesh | None, placements: Sequence[Placement] | None) -> tuple[str, str]:
-    """A layout and its axes as texts (``"S(1)"``, ``"tp=4"``); by default replicated on all of them."""
-    assert device_mesh is not None
-    mesh = as_mesh(device_mesh)
-    axes = ",".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
-    return _layout_text([Replicate()] * mesh.ndim if placements is None else placements), axes
-
-
-@torch.compiler.assume_constant_result
-def _layout_text(placements: Sequence[Placement] | None) -> str:
-    return str(Layout(placements or ()))
+    """A layout, replicated by default, and its axes as texts: ``"S(1)"``, ``"tp=4"``; no axes if the call names no mesh."""
+    mesh = None if device_mesh is None else as_mesh(device_mesh)
+    if placements is None:
+        placements = [Replicate()] * (1 if mesh is None else mesh.ndim)
+    return str(Layout(placements)), "" if mesh is None else str(mesh)
 
 
 CALLS: dict[Any, Callable[..., Any]] = {DTensor.from_local: from_local, distribute_tensor: distributed}
 METHODS: dict[str, Callable[..., Any]] = {"redistribute": redistributed, "to_local": local, "full_tensor": whole}
-"""Methods that a plain tensor lacks: in a capture, parameters that are DTensors are plain."""
+"""Methods that a plain tensor lacks, for models with parameters that are DTensors: in a capture these are plain."""

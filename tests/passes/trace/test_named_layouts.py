@@ -1,0 +1,105 @@
+"""DTensor's calls in a forward: layouts that they name are planned, numbers are one device's, what cannot be planned is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import fxshard
+from fxshard.errors import TraceError
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    """A DeviceMesh for DTensor's calls. Planning itself needs no process group."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[Any, Tensor], Any], mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.function, self.mesh = function, mesh
+        self.weight = nn.Parameter(torch.arange(24.0, dtype=torch.float64).reshape(4, 6))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+X = torch.arange(24.0, dtype=torch.float64).reshape(6, 4).sin()
+
+
+def planned(function: Callable[[Any, Tensor], Any], mesh: DeviceMesh, axes: dict[str, int] | None = None, shard: bool = False) -> Any:
+    model = Calls(function, mesh)
+    if shard:
+        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(1)]))
+    return model, fxshard.plan(model, (X,), fxshard.Mesh(axes or {"tp": 2}), train=False, cache=False)
+
+
+def chain(model: Any, x: Tensor) -> Tensor:
+    y = DTensor.from_local(x, model.mesh, [Replicate()]).redistribute(model.mesh, [Shard(0)])
+    local = (y @ model.weight).redistribute(placements=[Shard(-1)]).to_local()
+    return DTensor.from_local(local.exp(), model.mesh, [Shard(1)]).full_tensor()
+
+
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+def test_values_have_the_layouts_that_calls_name(mesh: DeviceMesh, axes: dict[str, int]) -> None:
+    model, plan = planned(chain, mesh, axes)
+    tp = list(axes).index("tp")
+    named = [spec.outputs[0][tp] for name, spec in plan.specs.items() if name.startswith("placed")]
+    assert named == [Replicate(), Shard(0), Shard(1), Shard(1)]
+    torch.testing.assert_close(fxshard.simulate(model, (X,), plan).outputs, (X @ model.weight).exp().detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda m, x: x @ m.weight.full_tensor(), lambda m, x: x @ m.weight.redistribute(placements=[Replicate()]).to_local()]
+)
+def test_calls_on_parameters(mesh: DeviceMesh, function: Any) -> None:
+    """Parameters that are DTensors know their mesh. (A fake group distributes nothing: the shard here is that of rank 0.)"""
+    model, plan = planned(function, mesh, shard=True)
+    assert all(spec.outputs[0] == (Replicate(),) for name, spec in plan.specs.items() if name.startswith("placed"))
+    weight = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
+    program = fxshard.lower(model, (X,), plan)
+    torch.testing.assert_close(fxshard.simulate(program, (X,), weights={"weight": weight}).outputs, X @ weight, rtol=1e-9, atol=1e-12)
+    assert not hasattr(torch.Tensor, "full_tensor")
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "a partial sum": (lambda m, x: DTensor.from_local(x, m.mesh, [Partial()]).full_tensor(), "declares a partial sum"),
+    "a shard of a whole value": (
+        lambda m, x: DTensor.from_local(x + 1, m.mesh, [Shard(0)]).full_tensor(),
+        "takes a plain value as this rank",
+    ),
+    "a shard as argument": (lambda m, x: DTensor.from_local(x, m.mesh, [Shard(0)]).full_tensor(), r"takes args\[0\] as this rank's shard"),
+    "a result in an unknown layout": (lambda m, x: DTensor.from_local(x, m.mesh, [Replicate()]).sin().to_local(), "does not name"),
+    "a dim that is not there": (lambda m, x: distribute_tensor(x, m.mesh, [Shard(2)]).full_tensor(), "dim 2 in S.2. is out of range"),
+    "a method of DTensors on a plain tensor": (lambda m, x: x.redistribute(placements=[Shard(0)]), "no attribute 'redistribute'"),
+    "another dtype": (
+        lambda m, x: (
+            DTensor.from_local(x, m.mesh, [Replicate()]).redistribute(placements=[Shard(0)], forward_dtype=torch.half).full_tensor()
+        ),
+        "redistribute changes a dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_the_line(mesh: DeviceMesh, case: str) -> None:
+    function, what = REFUSED[case]
+    with pytest.raises(TraceError, match=what) as caught:
+        planned(function, mesh)
+    assert "test_named_layouts.py:" in str(caught.value)
+
+
+def test_another_mesh_is_refused(mesh: DeviceMesh) -> None:
+    with pytest.raises(TraceError, match=r"the model redistributes for the mesh tp=2, the plan for dp=2"):
+        planned(chain, mesh, {"dp": 2})
