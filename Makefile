@@ -3,12 +3,15 @@
 #   make test TORCH="torch==2.13.0+cpu"         another build of torch (any arguments of `pip install`)
 #   make test PYTEST_ARGS="-k layout"           other arguments for pytest
 #   make ops OPS_ARGS="--again"                 all operators anew; --help lists the arguments
+#   make models MODELS_ARGS="llama gpt2"        these architectures only; --help lists the arguments
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 OPS_ARGS ?=
+MODELS_ARGS ?=
+MODEL_PACKAGES := .models
 
 BIN := .venv/bin
 # The stamp is named after TORCH, so that another TORCH is another installation, and touched only when all went well.
@@ -28,7 +31,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast slow equal pairs ops solver mutants lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast slow equal pairs ops models solver mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -53,6 +56,14 @@ pairs: $(STAMP) ## redistributions between every two layouts, against whole tens
 
 ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped; writes docs/operators.md (under an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.operators $(OPS_ARGS)
+
+models: $(MODEL_PACKAGES)/.installed ## 80 and more architectures, sharded, against one device; resumes where it was stopped; writes docs/models.md (hours)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(MODEL_PACKAGES) $(BIN)/python -m bench.models $(MODELS_ARGS)
+
+# In a folder of their own: a torchvision that does not fit the build of torch breaks transformers wherever it is found.
+$(MODEL_PACKAGES)/.installed: $(STAMP)
+	$(BIN)/pip install --quiet --no-deps --target $(MODEL_PACKAGES) "timm==1.0.31" "torchvision==0.28.0" "peft==0.21.2" "accelerate==1.15.0" "psutil==7.2.2"
+	@touch $@
 
 solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.solver

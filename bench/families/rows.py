@@ -75,12 +75,12 @@ def row(family: Family) -> Row:
         nodes=len(list(graph.nodes)),
         operators=tuple(sorted({c.op for c in calls.values()})),
         fallbacks=tuple(sorted({calls[node].op for a in annotated for node, _ in a.fallbacks})),
-        whole=_whole(annotated),
+        whole=kept_whole(annotated),
         dtensor=tuple(sorted({c.op for c in calls.values() if not _known_to_dtensor(c)})),
     )
 
 
-def _whole(annotated: list[Annotated]) -> dict[str, str]:
+def kept_whole(annotated: list[Annotated]) -> dict[str, str]:
     """Operators with a call that has something to shard but only one option on every mesh, with the notes of their rules."""
     calls = annotated[0].calls
     single = [n for n, c in calls.items() if _has_something(c) and all(len(a.specs[n]) == 1 for a in annotated)]

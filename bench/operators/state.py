@@ -51,3 +51,8 @@ def read_records(path: Path) -> dict[str, Record]:
             continue
         found[record["key"]] = record
     return found
+
+
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """Replaces the file at ``path``."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")

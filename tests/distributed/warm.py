@@ -54,5 +54,6 @@ tqdm.monitor_interval, interval = 0, tqdm.monitor_interval  # its monitor is a t
 for name in MODULES:
     import_module(name)
 warm_up()
-train_once()
+if not torch.backends.cuda.is_built():  # a backward of a CUDA build starts threads, without a GPU too, after which autograd refuses forks
+    train_once()
 tqdm.monitor_interval = interval

@@ -18,11 +18,17 @@ real = trace.aot_export_joint_with_descriptors
 trace.aot_export_joint_with_descriptors = lambda *a, **k: made.append(1) or real(*a, **k)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)).double()
-x = torch.randn(6, 4, dtype=torch.float64)
-expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+x, labels = torch.randn(6, 4, dtype=torch.float64), torch.randint(4, (6,))
+
+
+def loss(x):  # outside of any module
+    return nn.functional.cross_entropy(model(x), labels)
+
+
+expected = torch.autograd.grad(loss(x), list(model.parameters()))
 options = {"mesh": fxshard.Mesh({"dp": 1}), "compiler": "eager"}
-loss = torch.compile(model, backend="fxshard", options=options)(x).square().sum()
-for found, right in zip(torch.autograd.grad(loss, list(model.parameters())), expected, strict=True):
+value = torch.compile(loss, backend="fxshard", options=options)(x)
+for found, right in zip(torch.autograd.grad(value, list(model.parameters())), expected, strict=True):
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12)
 print("made", len(made))
 """

@@ -96,7 +96,7 @@ def test_a_rule_of_fxshard_comes_before_a_function() -> None:
 
 
 def test_torchs_own_strategies_are_not_used() -> None:
-    assert len(DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs) > 100
+    assert DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     assert sharding_functions() == {}
     register_sharding(GATE_OP)(gate_sharding)
     assert sharding_functions() == {"tests.gate.default": gate_sharding}

@@ -1,0 +1,3 @@
+from bench.models.run import main
+
+raise SystemExit(main())
