@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ from fxshard.mesh.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+log = logging.getLogger("fxshard")
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,25 @@ def as_mesh(mesh: Mesh | DeviceMesh, hardware: str | Path | Hardware | None = No
 
 
 def preset_of_device(device_type: str) -> str:
-    """The preset whose name occurs in the CUDA device's name; ``cpu`` if none does."""
+    """The preset whose name occurs in the CUDA device's name; for another GPU ``OTHER_GPU``, with a warning, and for the CPU ``cpu``."""
     if device_type != "cuda":
         return "cpu"
     import torch
 
-    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else ""
-    return next((h for h in HARDWARE if h in name), "cpu")
+    return _preset_of_gpu(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
+
+
+OTHER_GPU = "a100"
+
+
+@lru_cache
+def _preset_of_gpu(name: str) -> str:
+    """Once for each name, so that the warning comes once."""
+    found = next((h for h in HARDWARE if h in name.lower()), None)
+    if found is None:
+        what = f"no preset is known for the GPU {name}" if name else "there is no GPU here whose preset could be taken"
+        log.warning("%s: plans use the prices of %s; to do: pass hardware=, a preset or a file of 'fxshard calibrate'", what, OTHER_GPU)
+    return found or OTHER_GPU
 
 
 def parse_mesh(text: str, hardware: str | Path | Hardware = "cpu") -> Mesh:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from fxshard.errors import FxshardError, LayoutError, OptionError
 from fxshard.mesh.hardware import HARDWARE, Link
 from fxshard.mesh.hardware_file import find_hardware
-from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
+from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh, preset_of_device
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 2, 3)])
@@ -69,6 +69,24 @@ def test_presets() -> None:
     for h in HARDWARE.values():
         assert h.inside.bandwidth >= h.between.bandwidth and h.inside.latency <= h.between.latency
         assert find_hardware(h) is find_hardware(h.name) is h
+
+
+def test_the_preset_is_found_in_the_name_of_the_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, preset in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-40GB", "a100"), ("NVIDIA GB200", "b200")):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        assert preset_of_device("cuda") == preset
+    assert preset_of_device("cpu") == "cpu" and not caplog.text
+
+
+def test_an_unknown_gpu_has_a_gpus_prices_and_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L40S")
+    assert preset_of_device("cuda") == preset_of_device("cuda") == "a100"
+    assert [r.message for r in caplog.records] == [
+        "no preset is known for the GPU NVIDIA L40S: plans use the prices of a100; "
+        "to do: pass hardware=, a preset or a file of 'fxshard calibrate'"
+    ]
 
 
 def test_text_and_equality() -> None:

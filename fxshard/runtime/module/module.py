@@ -154,7 +154,7 @@ def _mode(train: bool | None, plan: ShardingPlan | None) -> bool:
     return plan.train
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ShardedForward:
     """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it.
 
@@ -430,6 +430,9 @@ class ShardedForward:
     def _compare(self, fields: Mapping[str, str]) -> None:
         with timed("compare ranks"):
             compare(fields, ranks=mesh_ranks(self.device_mesh), timeout=self.settings.timeout)
+
+    def __repr__(self) -> str:
+        return f"<sharded forward of {type(self.model).__name__} on {self.mesh}, programs made: {len(self.programs)}>"
 
     @property
     def programs(self) -> tuple[ShardedProgram, ...]:

@@ -130,7 +130,7 @@ def _as_torch_takes(styles: Styles) -> Any:
     return styles if isinstance(styles, ParallelStyle) else dict(styles)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DeferredForward(WaitingForward):
     """Plans for its first call, and makes way for the sharded forward."""
 

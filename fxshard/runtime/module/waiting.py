@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class WaitingForward:
     """``replaced``: the instance's own ``forward``, if it had one. ``open_parameters``: DTensors whose layouts the first plan decides."""
 
@@ -18,6 +18,9 @@ class WaitingForward:
     open_parameters: Sequence[nn.Parameter]
 
     waits = True
+
+    def __repr__(self) -> str:
+        return f"<forward of {type(self.module).__name__}, which is planned at its first call>"
 
     def remove(self) -> None:
         """Gives the module its own forward back."""

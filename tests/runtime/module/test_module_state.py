@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel
 
+import fxshard
 from fxshard.errors import RunError
 from fxshard.runtime.module.module_state import ModuleState, same_hooks
 from fxshard.runtime.module.parameters import shard_parameters
@@ -132,3 +134,11 @@ def test_different_hooks_compare_unequal(model: Any, mesh: DeviceMesh) -> None:
     with model[1].register_forward_hook(hook):
         found.append(state.hooks())
     assert not any(same_hooks(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+def test_a_forward_prints_one_line(mesh: DeviceMesh) -> None:
+    x = torch.ones(4, 2)
+    sharded = fxshard.parallelize(nn.Linear(2, 2), (x,), mesh, compiler="eager", pins={"weight": "S(0)"}, timeout=60.0)
+    assert repr(sharded.forward) == "<sharded forward of Linear on axis0=2, programs made: 1>"
+    waiting = fxshard.parallelize_module(nn.Linear(2, 2), mesh, ColwiseParallel())
+    assert repr(waiting.forward) == "<forward of Linear, which is planned at its first call>"
