@@ -77,7 +77,7 @@ from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind, bind_graph, mesh_device
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule_fields, shape_fields, value_field, weight_fields
-from fxshard.runtime.ranks.launch import agreed, announce, compare, leader_folder, mesh_ranks, share_plan, versions
+from fxshard.runtime.ranks.launch import agreed, announce, compare, fails_together, leader_folder, mesh_ranks, share_plan, versions
 from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
 
@@ -199,6 +199,7 @@ class GraphPrograms:
     def _refusal(self, planned: GraphProgram, tensors: Sequence[torch.Tensor]) -> str | None:
         return agreed_refusal(planned, tensors, self.device_mesh, self.options.timeout)
 
+    @fails_together
     def _make(self, args: Sequence[Any], dims: tuple[DynamicDim, ...] | None = None, retry: bool = False) -> Runner:
         """Plans, lowers and compiles for the sizes and numbers of ``args``, and for all other sizes of ``dims``.
 

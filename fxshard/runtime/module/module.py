@@ -6,11 +6,10 @@ the parameters' current layouts.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -62,7 +61,7 @@ from fxshard.runtime.module.accumulation import Accumulation
 from fxshard.runtime.module.call import Call, opened
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
-from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, same_hooks
+from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, original_forward, same_hooks
 from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, parameter_layouts, shard_parameters
 from fxshard.runtime.module.plan_requests import PlanRequests
 from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse_code, refuse_pickle, refuse_shared_memory
@@ -72,11 +71,20 @@ from fxshard.runtime.module.shard_arguments import ShardArguments
 from fxshard.runtime.module.waiting import dissolve
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import Fields, debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
-from fxshard.runtime.ranks.launch import announce, compare, leader_folder, leads, mesh_ranks, objection, share_plan, versions
+from fxshard.runtime.ranks.launch import (
+    announce,
+    compare,
+    fails_together,
+    leader_folder,
+    leads,
+    mesh_ranks,
+    objection,
+    share_plan,
+    versions,
+)
 from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
 
 _MODE_NAMES = {True: "training", False: "inference"}
-_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def parallelize(
@@ -246,6 +254,7 @@ class ShardedForward:
     def _refusal(self, made: ModuleProgram, leaves: Sequence[Any]) -> str | None:
         return agreed_refusal(made, leaves, self.device_mesh, self.settings.timeout)
 
+    @fails_together
     @few_collections()
     def prepare(
         self,
@@ -322,7 +331,7 @@ class ShardedForward:
 
         None if tracing shows that numbers in the call's objects are counters: then it must be opened again.
         """
-        with self.original(), torch.set_grad_enabled(call.train):
+        with original_forward(self.model, self.replaced), torch.set_grad_enabled(call.train):
             moved = moved_names(dims, call.named, [made.shapes for made in others]) if self.settings.dynamic else None
             graph = self._trace(call, dims, dump, moved)
             if grows and (new := new_counters(graph, self.counted)):
@@ -386,7 +395,7 @@ class ShardedForward:
 
     def _named_dims(self, call: Call) -> tuple[DynamicDim, ...]:
         """The dims of this call that the user named or marked."""
-        with self.original():
+        with original_forward(self.model, self.replaced):
             return dynamic_dims(
                 self.model, call.args, call.kwargs, self.settings.dynamic_shapes, call="later" if self.sharded else "example"
             )
@@ -442,21 +451,6 @@ class ShardedForward:
 
     def _key(self, leaves: Sequence[Any], snapshot: ModuleSnapshot, train: bool) -> tuple[Any, ...]:
         return snapshot.trainable if train else None, snapshot.layouts, _autocast(self.device.type), tuple(map(leaf_key, leaves))
-
-    @contextlib.contextmanager
-    def original(self) -> Iterator[None]:
-        """A context in which the module has its original forward and none of its own hooks, which run around the sharded forward."""
-        state = vars(self.model)
-        kept = {name: state[name] for name in ("forward", *_HOOK_TABLES) if name in state}
-        state.update({name: type(state[name])() for name in _HOOK_TABLES if name in state})
-        state.pop("forward", None)
-        if self.replaced is not None:
-            state["forward"] = self.replaced
-        try:
-            yield
-        finally:
-            state.pop("forward", None)
-            state.update(kept)
 
     def __deepcopy__(self, memo: Any) -> ShardedForward:
         """The forward of a copy of the module, initialised on its first use, when the copy is complete."""

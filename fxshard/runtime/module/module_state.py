@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -117,3 +118,23 @@ def same_hooks(before: Hooks, now: Hooks) -> bool:
 
 def _kind(value: torch.Tensor | None) -> Any:
     return None if value is None else (value.shape, value.dtype)
+
+
+_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@contextlib.contextmanager
+def original_forward(model: nn.Module, own: Any) -> Iterator[None]:
+    """A context in which ``model`` has its original forward (``own``, if it was an attribute) and none of its own hooks, which run around
+    the sharded forward."""
+    state = vars(model)
+    kept = {name: state[name] for name in ("forward", *_HOOK_TABLES) if name in state}
+    state.update({name: type(state[name])() for name in _HOOK_TABLES if name in state})
+    state.pop("forward", None)
+    if own is not None:
+        state["forward"] = own
+    try:
+        yield
+    finally:
+        state.pop("forward", None)
+        state.update(kept)

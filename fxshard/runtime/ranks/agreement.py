@@ -76,6 +76,19 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
+def told_to_all(error: BaseException) -> bool:
+    """Whether the other ranks raise ``error`` as well, because it left or came from a meeting."""
+    return getattr(error, _TOLD, False)
+
+
+def _mark(error: BaseException) -> None:
+    with contextlib.suppress(AttributeError):
+        setattr(error, _TOLD, True)
+
+
+_TOLD = "fxshard_told_to_all"
+
+
 class Meeting:
     """One agreement of a group, as a context manager; an exception that leaves the block is raised on all other ranks too.
 
@@ -111,6 +124,8 @@ class Meeting:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            _mark(error)
         if error is not None and not self._known and not self._lost:
             with contextlib.suppress(RunError):  # our error, or that of a rank that settled first
                 self._settle(error=self._failure(error))

@@ -6,6 +6,7 @@ forever. A process that is alone exchanges nothing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat.fakes import FakeTensor
 from fxshard.errors import OptionError, RunError
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, agree, default_group, name_ranks
+from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, agree, default_group, name_ranks, told_to_all
 
 log = logging.getLogger("fxshard")
 ABSENT = "(none)"
@@ -117,6 +118,24 @@ def share_plan(
             return plan
         text = meeting.outcome()
     return ShardingPlan.from_json(text, f"the plan from {name_ranks([group.leader])}")
+
+
+def fails_together(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an object with a ``device_mesh``: if it raises on one rank only, the others raise at their next meeting too, with that
+    rank's error, and do not wait for it until their timeout."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            group = None if told_to_all(error) else default_group(mesh_ranks(self.device_mesh))
+            if group is not None:
+                with Meeting(group, "make a program"):
+                    raise
+            raise
+
+    return run
 
 
 def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> None:

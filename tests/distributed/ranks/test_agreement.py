@@ -120,4 +120,20 @@ def bound() -> None:
     differs("program", lambda: program.bind(mesh(), compiler="eager", timeout=20.0))
 
 
-found, test_two_ranks = two_ranks(parallelized, compiled, bound)
+def failed_compilation() -> None:
+    """What one rank cannot compile is an error on both, which names that rank; the ranks then go on together."""
+    x = torch.ones(4, 6)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ValueError("no compiler here")
+
+    for run, owner in ((by_parallelize, module), (by_compile, backend)):
+        with (
+            put(owner, "compile_program", by_rank(owner.compile_program, fails)),
+            pytest.raises(Exception, match=by_rank("rank 1 could not make a program: ValueError: no compiler here", "no compiler here")),
+        ):
+            run(x, mesh(), "")
+        torch.testing.assert_close(run(x, mesh(), ""), linear()(x))
+
+
+found, test_two_ranks = two_ranks(parallelized, compiled, bound, failed_compilation)
