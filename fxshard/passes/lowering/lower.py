@@ -448,6 +448,9 @@ class Context:
         assert meta is not None
         return self.local.offset(meta.shape[dim], self.outputs[output].axes_on(dim))
 
+    def part_lengths(self, layout: Layout, dim: int) -> tuple[int, ...]:
+        return self.local.part_lengths(layout, dim)
+
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.local.emit(target, *args, **kwargs)
 
