@@ -294,6 +294,41 @@ def local_offset(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]
     return tuple(dim_extent(s, layout, d, mesh_shape, coordinate)[0] for d, s in enumerate(shape))
 
 
+@dataclass(frozen=True)
+class Block:
+    """A contiguous part of a shard: its ``offset`` in the whole tensor, its ``start`` in the shard, and its ``shape``."""
+
+    offset: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def here(self) -> tuple[slice, ...]:
+        """Where it is in the shard."""
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape, strict=True))
+
+    @property
+    def there(self) -> tuple[slice, ...]:
+        """Where it is in the whole tensor."""
+        return tuple(slice(a, a + n) for a, n in zip(self.offset, self.shape, strict=True))
+
+
+def local_blocks(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[Block, ...]:
+    """The blocks of the shard on the rank at ``coordinate``: one, or one for each part of a packed dim."""
+    ranges: list[list[tuple[int, int, int]]] = []
+    for dim, size in enumerate(shape):
+        packed = layout.packed_on(dim)
+        if packed is None:
+            offset, length = dim_extent(size, layout, dim, mesh_shape, coordinate)
+            ranges.append([(offset, 0, length)])
+            continue
+        axis, placement = packed
+        chunks = packed_chunks(placement.parts, mesh_shape[axis], coordinate[axis])
+        starts = itertools.accumulate((length for _, length in chunks), initial=0)
+        ranges.append([(offset, start, length) for (offset, length), start in zip(chunks, starts, strict=False)])
+    return tuple(Block(*(tuple(r[k] for r in chosen) for k in range(3))) for chosen in itertools.product(*ranges))
+
+
 def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) -> tuple[int, ...]:
     """Shape of the largest shard: that of the rank at coordinate zero, and of every collective's buffer."""
     return local_shape(shape, layout, mesh_shape, (0,) * len(mesh_shape))

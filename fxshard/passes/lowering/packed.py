@@ -20,7 +20,7 @@ def packed_chunk(local: LocalGraph, x: fx.Node, placement: PackedShard, axis: in
     """This rank's chunk of each part of ``x``, which has the dim whole; starts are run-time values."""
     n, index, found = local.mesh.shape[axis], local.coordinate[axis], []
     for start, part in zip(itertools.accumulate(placement.parts, initial=0), placement.parts, strict=False):
-        places = local.emit(aten.arange.default, start, start + chunk(part, n, index)[1], dtype=torch.int64)
+        places = local.emit(aten.arange.start, start, start + chunk(part, n, index)[1], dtype=torch.int64)
         found.append(local.emit(aten.add.Tensor, places, local.start(part, axis)))
     return local.emit(aten.index_select.default, x, placement.dim, local.emit(aten.cat.default, found, 0))
 
