@@ -66,8 +66,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "fewer pairs, slices": lambda: Attention(slices, 4, 2, 2),
     "three heads": lambda: Attention(split, 3, 3, 2),
     "three heads, slices": lambda: Attention(slices, 3, 3, 2),
-    "gate and up": lambda: GateUp(6, 10),
-    "odd gate and up": lambda: GateUp(6, 5),
+    "gate and up": lambda: GateUp(12, 10),
+    "odd gate and up": lambda: GateUp(12, 5),
 }
 
 

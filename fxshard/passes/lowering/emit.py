@@ -91,7 +91,7 @@ def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     gathered = wait(local, collective)
     result = local.local_shape(shape, after)
     if isinstance(step.source, PackedShard):
-        return unpacked(local, gathered, step.source, before_ceil, n), collective
+        return unpacked(local, gathered, step.source, before_ceil, n, result), collective
     if dim == 0 and alike(local.shape(gathered), result):
         return gathered, collective
     if at_once(result[dim], n):

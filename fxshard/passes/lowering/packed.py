@@ -11,7 +11,7 @@ from torch import fx
 from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.layout.layouts import chunk, packed_chunks
 from fxshard.passes.lowering.local_graph import LocalGraph
-from fxshard.passes.lowering.shaping import pad_to, piece
+from fxshard.passes.lowering.shaping import cut_to, pad_to, piece
 
 aten = torch.ops.aten
 
@@ -35,10 +35,13 @@ def packed_for_ranks(local: LocalGraph, x: fx.Node, placement: PackedShard, bloc
     return local.emit(aten.cat.default, blocks, 0)
 
 
-def unpacked(local: LocalGraph, gathered: fx.Node, placement: PackedShard, block: Sequence[int], n: int) -> fx.Node:
-    """The whole dim from the shards of n ranks, each padded to ``block``, stacked on dim 0."""
+def unpacked(
+    local: LocalGraph, gathered: fx.Node, placement: PackedShard, block: Sequence[int], n: int, shape: Sequence[int]
+) -> fx.Node:
+    """The whole dim, in a tensor of ``shape``, from the shards of n ranks, each padded to ``block``, stacked on dim 0."""
     dim, chunks = placement.dim, [packed_chunks(placement.parts, n, rank) for rank in range(n)]
     blocks = [piece(local, gathered, 0, rank * block[0], block[0]) for rank in range(n)]
+    blocks = [cut_to(local, one, (*shape[:dim], block[dim], *shape[dim + 1 :])) for one in blocks]
     starts = [[0, *itertools.accumulate(length for _, length in of_rank)] for of_rank in chunks]
     pieces = [
         piece(local, blocks[rank], dim, starts[rank][part], chunks[rank][part][1])
