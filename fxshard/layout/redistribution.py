@@ -18,9 +18,9 @@ import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.errors import LayoutError
 from fxshard.layout.folded_paths import Edge, folded_paths
-from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
 from fxshard.layout.steps import (
     COLLECTIVES,

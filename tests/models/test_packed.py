@@ -4,8 +4,11 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import torch
 from equality import mesh_of
-from packed_models import MODELS, made
+from packed_models import MODELS, Attention, GateUp, by_head, made, slices, split, view
+from test_known_collectives import residual_pins
+from torch import nn
 
 import fxshard
 from fxshard.graph.planning_graph import PlanningGraph
@@ -16,9 +19,6 @@ from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
-
-PACKED = {"split": "8,8,8", "slices": "8,8,8", "view": "8,8,8", "by_head": "", "fewer pairs": "8,4,4", "gate and up": "10,10"}
-"""The parts of each model's packed weight; "" if an ordinary shard has whole heads."""
 
 
 @lru_cache(maxsize=2)
@@ -34,16 +34,27 @@ def check(name: str, plan: fxshard.ShardingPlan) -> None:
     assert_equal_to_one_device(simulate_program(program, program_values(program, *case)), reference)
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_a_packed_weight_has_megatrons_collectives(name: str) -> None:
-    """The rows of the output projection are cut, the residual stream is whole: one all-reduce after the projection, one in the backward."""
-    _, graph, _ = prepared(name)
-    parts = f"S(0:{PACKED[name]})" if PACKED[name] else "S(0)"
-    last = "down" if "gate" in name else "out"
-    pins = {"packed.weight": parts, f"{last}.weight": "S(1)", **({"packed.bias": parts, "out.bias": "R"} if last == "out" else {})}
+@pytest.mark.parametrize(
+    ("take", "pairs", "parts"), [(split, 8, "512,512,512"), (slices, 2, "512,128,128"), (view, 8, "512,512,512"), (by_head, 8, "")]
+)
+def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts: str) -> None:
+    """With the residual stream whole, each layer has one all-reduce after attention and one after the MLP, and as many in the backward."""
+    with torch.device("meta"):
+        model = nn.Sequential(Attention(take, 8, pairs, 64), GateUp(512, 2048), Attention(take, 8, pairs, 64), GateUp(512, 2048))
+        x = torch.empty(4, 128, 512, requires_grad=True)
+    graph = trace(model, (x,))
+    attention = f"S(0:{parts})" if parts else "S(0)"
+    pins = {
+        "*.out.weight": "S(1)",
+        "*.down.weight": "S(1)",
+        "*.out.bias": "R",
+        "[02].packed.*": attention,
+        "[13].packed.*": "S(0:2048,2048)",
+    }
+    pins |= residual_pins(graph, (4, 128, 512))
     plan = plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(pins=pins, input_layouts="R", output_layouts="R"))
-    assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", tuple(prepared(name)[0][1][0].shape))] * 2
-    check(name, plan)
+    assert plan.gap == 0
+    assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", (4, 128, 512))] * 8
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])

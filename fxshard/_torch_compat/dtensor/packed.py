@@ -10,7 +10,9 @@ import itertools
 from typing import Any
 
 import torch
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor.placement_types import _StridedShard, _StridedShardOffsetMode
+
+from fxshard.errors import RunError
 
 
 class PackedShard(_StridedShard):
@@ -38,6 +40,20 @@ class PackedShard(_StridedShard):
         longest = max(shard.size(self.dim) for shard in shards)
         lacking = [longest - shard.size(self.dim) for shard in shards] if with_padding else []
         return shards, lacking
+
+    def _local_shard_size_and_offset(
+        self,
+        curr_local_size: int,
+        num_chunks: int,
+        rank: Any,
+        offset_mode: _StridedShardOffsetMode = _StridedShardOffsetMode.FIRST,
+    ) -> tuple[int, int | list[int] | None]:
+        """As in torch, for callers that take the shard for one block of the tensor; raises RunError if it is not and they want its offset."""
+        size, offsets = self.local_shard_size_and_offset(curr_local_size, num_chunks, rank, offset_mode)
+        if isinstance(offsets, list) and offsets and offsets[-1] - offsets[0] >= size:
+            what = f"a shard of a tensor with its dim {self.dim} packed in parts of {self.parts} is not one block of it"
+            raise RunError(what, remedy="save with fxshard.save_checkpoint, or pass tensor.full_tensor()")
+        return size, offsets
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PackedShard) and self.dim == other.dim and self.parts == other.parts

@@ -27,7 +27,9 @@ Packings = Mapping[Value, Mapping[int, Parts]]
 Component = dict[tuple[Value, int], Parts]
 """Dims of values that must be cut at the same places, with their parts."""
 
-SPLITS = frozenset(f"aten.{name}" for name in ("split.Tensor", "split_with_sizes.default", "unsafe_split.Tensor", "unsafe_split_with_sizes.default"))
+SPLITS = frozenset(
+    f"aten.{name}" for name in ("split.Tensor", "split_with_sizes.default", "unsafe_split.Tensor", "unsafe_split_with_sizes.default")
+)
 MOST_PARTS = 16
 """A dim that is taken apart into more parts is not a packed projection."""
 

@@ -35,9 +35,7 @@ def packed_for_ranks(local: LocalGraph, x: fx.Node, placement: PackedShard, bloc
     return local.emit(aten.cat.default, blocks, 0)
 
 
-def unpacked(
-    local: LocalGraph, gathered: fx.Node, placement: PackedShard, block: Sequence[int], n: int, shape: Sequence[int]
-) -> fx.Node:
+def unpacked(local: LocalGraph, gathered: fx.Node, placement: PackedShard, block: Sequence[int], n: int, shape: Sequence[int]) -> fx.Node:
     """The whole dim, in a tensor of ``shape``, from the shards of n ranks, each padded to ``block``, stacked on dim 0."""
     dim, chunks = placement.dim, [packed_chunks(placement.parts, n, rank) for rank in range(n)]
     blocks = [piece(local, gathered, 0, rank * block[0], block[0]) for rank in range(n)]

@@ -14,7 +14,9 @@ Cut = tuple[int, tuple[int, ...]]
 
 def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
     """The distinct uneven cuts of dims in these (shape, layout) pairs. Even cuts give all ranks equal sizes; symbolic sizes are skipped."""
-    pairs = (cut for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int) for cut in _cuts_of(size, layout, dim))
+    pairs = (
+        cut for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int) for cut in _cuts_of(size, layout, dim)
+    )
     return tuple(sorted(cut for cut in set(pairs) if cut[1] and len({level_sizes(cut, mesh, c) for c in mesh.coordinates()}) > 1))
 
 

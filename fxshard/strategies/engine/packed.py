@@ -57,9 +57,7 @@ def _lengths_inside(dim: tuple[str, ...], factor: str, sizes: dict[str, Any]) ->
     return [math.prod(sizes[f] for f in dim[dim.index(factor) + 1 :])] if factor in dim and dim[-1] != factor else []
 
 
-def _placed(
-    dims: Dims | None, factor: str, packed: dict[int, Parts], sizes: dict[str, Any]
-) -> tuple[bool, Placement | None, Parts | None]:
+def _placed(dims: Dims | None, factor: str, packed: dict[int, Parts], sizes: dict[str, Any]) -> tuple[bool, Placement | None, Parts | None]:
     """(whether a tensor can be cut on ``factor``, how its dim is then placed, the parts in units of the factor); None: not on any dim."""
     places = [(d, dim.index(factor)) for d, dim in enumerate(dims or ()) if factor in dim]
     if not places:
@@ -89,7 +87,9 @@ def _option(rule: Factors, factor: str, places: Sequence[Placement | None], part
     missing: Placement = Partial(reduce) if any(pending) and reduce else Replicate()
     ins = tuple(p or (missing if i in rule.additive else Replicate()) for i, p in enumerate(places[:count]))
     outs = tuple(p or (missing if is_pending else Replicate()) for p, is_pending in zip(places[count:], pending, strict=True))
-    whole = any(p is None and not is_pending and dims is not None for p, is_pending, dims in zip(places[count:], pending, rule.outputs, strict=True))
+    whole = any(
+        p is None and not is_pending and dims is not None for p, is_pending, dims in zip(places[count:], pending, rule.outputs, strict=True)
+    )
     return PackedOption(ins, outs, parts, inner, whole or (bool(rule.additive) and any(pending)))
 
 

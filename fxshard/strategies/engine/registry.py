@@ -15,7 +15,6 @@ from fxshard.strategies.engine.factors import Factors, Rule
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.packed import PackedOption, Packs, by_factor
 
-
 PackedForm = Callable[[Call, Packs, Factors, dict[str, Any]], Iterable[PackedOption]]
 """The options of a call on packed dims, from the call, its packed dims, and its resolved rule with the sizes of factors."""
 

@@ -102,6 +102,11 @@ def unbind(call: Call) -> Factors:
 
 register(aten_names("cat"), cat, packed=packed_cat)
 register(aten_names("stack"), stack)
-register(aten_names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"), split, local=local_split, packed=packed_split)
+register(
+    aten_names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"),
+    split,
+    local=local_split,
+    packed=packed_split,
+)
 register(aten_names("split_copy.Tensor split_with_sizes_copy"), split, local=local_split, packed=packed_split)
 register(aten_names("unbind.int unbind_copy.int"), unbind)
