@@ -2,7 +2,7 @@
 
 Shards follow DTensor: an axis of n ranks cuts a dim of size L into chunks of ceil(L / n); the last ones may be short or
 empty. If several axes shard one dim, they nest in mesh order: each axis cuts the chunk of the axis before it.
-A dim of several parts, such as that of ``[q | k | v]``, may be packed (``PackedShard``): one axis cuts each part, and no other axis the dim.
+A dim of several parts, such as that of ``[q | k | v]``, may be packed (``PackedShard``): one axis cuts each part, no other axis the dim.
 """
 
 from __future__ import annotations

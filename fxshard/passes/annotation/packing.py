@@ -100,7 +100,7 @@ class _Search:
         return self.calls[name].operands[k].shape[d]
 
     def component(self, dim: tuple[Value, int], parts: Parts) -> Component:
-        """The dims that must be cut where ``dim`` is; without parts if they are not to be packed: if none is a weight's, or two disagree."""
+        """The dims that must be cut where ``dim`` is; without parts if they cannot be packed: none is a weight's, or two disagree."""
         found, to_do, agree = {dim: parts}, [dim], True
         while to_do:
             value, d = here = to_do.pop()

@@ -1,9 +1,10 @@
 """Joining and splitting along a dim: cat, stack, split, unbind. The dim stays whole, all others can be sharded.
 
 If a dim is sharded over n ranks, rank 0 has its first L / n elements, but 1 / n of each piece would have to be on
-rank 0: a piece of a shard is not a shard of the piece, whatever the sizes. There are two exceptions: a piece that
-is the whole dim, if all others have no elements; and a dim (a b) that a view has split into dims a and b, if pieces are cut or joined
-along b. A packed dim is sharded in each of its parts, so pieces that are these parts are sharded too. Stacking and unbinding have one piece per index, so the same holds.
+rank 0: a piece of a shard is not a shard of the piece, whatever the sizes. There are three exceptions: a piece that
+is the whole dim, if all others have no elements; a dim (a b) that a view has split into dims a and b, if pieces are cut or joined
+along b; and a packed dim, which is sharded in each of its parts, if the pieces are these parts. Stacking and unbinding have one piece
+per index, so the same holds.
 """
 
 from __future__ import annotations
