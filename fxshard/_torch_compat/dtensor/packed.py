@@ -1,22 +1,42 @@
 """A placement that shards each part of a dim: for a weight such as ``[q | k | v]``, of which every rank needs its heads of each part.
 
 It derives from torch's private ``_StridedShard``, which it equals in meaning if all parts have one size, and replaces the method that the
-others are built on (2.13). So DTensor gathers and redistributes such tensors. ``keep_packed`` teaches DTensor's operators to keep the
-placement, so that changes in place work. What would replace both: a public placement with parts.
+others are built on (2.13). So DTensor gathers and redistributes such tensors. ``keep_packed`` lets DTensor's operators keep the placement,
+so that changes in place work. What would replace both: a public placement with parts.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor._collective_utils import pad_tensor
-from torch.distributed.tensor._ops import single_dim_strategy
-from torch.distributed.tensor.placement_types import _StridedShard, _StridedShardOffsetMode
+from torch.distributed.tensor._ops import _view_ops
+from torch.distributed.tensor.placement_types import Placement, _StridedShard, _StridedShardOffsetMode
 
 from fxshard.errors import RunError
+
+
+class Parts(int):
+    """The number of parts, as torch's split factor, that knows their sizes: where torch makes a placement for another dim, or for a result,
+    from the split factor of a packed one, the new one is packed as well."""
+
+    sizes: tuple[int, ...]
+
+    def __new__(cls, sizes: tuple[int, ...]) -> Parts:
+        made = super().__new__(cls, len(sizes))
+        made.sizes = tuple(sizes)
+        return made
+
+    def __str__(self) -> str:
+        return str(self.sizes)
+
+    def __format__(self, form: str) -> str:
+        return str(self.sizes)
 
 
 class PackedShard(_StridedShard):
@@ -29,10 +49,17 @@ class PackedShard(_StridedShard):
 
     parts: tuple[int, ...]
 
-    def __init__(self, dim: int, parts: tuple[int, ...]) -> None:
-        super().__init__(dim, split_factor=_split_factor(parts))
-        self.parts = tuple(parts)
+    def __init__(self, dim: int, parts: tuple[int, ...] = (), *, split_factor: Any = None) -> None:
+        known = split_factor if isinstance(split_factor, Parts) else Parts(parts)
+        super().__init__(dim, split_factor=len(known.sizes))
+        self.parts = known.sizes
+        self._known = known
         self._hash = hash((dim, self.parts))
+
+    @property
+    def split_factor(self) -> Parts:
+        """The parts, in the place of torch's number of groups of one size."""
+        return self._known
 
     def _split_tensor(
         self, tensor: torch.Tensor, num_chunks: int, *, with_padding: bool = True, contiguous: bool = True
@@ -75,30 +102,36 @@ class PackedShard(_StridedShard):
         return PackedShard, (self.dim, self.parts)
 
 
-def _split_factor(parts: tuple[int, ...]) -> int:
-    """The number of parts if they have one size. Otherwise no number of groups describes them, so it is one that does not divide the dim: then
-    torch's views refuse the placement, or replicate the tensor, instead of cutting it into equal groups."""
-    if len(set(parts)) == 1:
-        return len(parts)
-    return next(factor for factor in itertools.count(len(parts)) if sum(parts) % factor)
-
-
 @functools.cache
 def keep_packed() -> None:
-    """From now on an operator of DTensor that keeps the dims of its operands, such as a pointwise one, keeps packed placements too."""
-    plain = single_dim_strategy._fill_single_dim_strategy_placeholders
+    """From now on DTensor's operators keep packed placements wherever they keep strided ones. Views that would merge or split a packed dim
+    raise RunError."""
+    propagate = _view_ops.propagate_shape_and_sharding
+    _StridedShard.__new__ = _new  # type: ignore[method-assign, assignment]
+    _view_ops.propagate_shape_and_sharding = functools.wraps(propagate)(functools.partial(_propagated, propagate))
 
-    @functools.wraps(plain)
-    def filled(unique: set[Any], strategies: list[list[Any]]) -> list[list[Any]]:
-        packed = sorted((p for p in unique if isinstance(p, PackedShard)), key=lambda p: (p.dim, p.parts))
-        found = plain(unique.difference(packed), strategies)
-        for parts in dict.fromkeys(p.parts for p in packed):
-            for one in strategies:
-                if any(isinstance(p, single_dim_strategy._ShardingPlaceholder) for p in one):
-                    found.append([PackedShard(p.dim, parts) if isinstance(p, single_dim_strategy._ShardingPlaceholder) else p for p in one])
-        return found
 
-    single_dim_strategy._fill_single_dim_strategy_placeholders = filled
+def _new(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+    """``_StridedShard(dim, split_factor=parts)`` is a PackedShard if ``parts`` are Parts."""
+    packed = cls is _StridedShard and isinstance(kwargs.get("split_factor"), Parts)
+    return torch._C._distributed.StridedShard.__new__(PackedShard if packed else cls)
+
+
+def _propagated(
+    plain: Any, placements: Sequence[Placement], shape: Any, rule: Sequence[Any], mesh_sizes: Any, strict_view: bool = False
+) -> tuple[Sequence[Placement], Sequence[Placement]]:
+    """torch's (placements of the operand, of the result) of a view, with packed dims that it only moves."""
+    packed = {axis: p for axis, p in enumerate(placements) if isinstance(p, PackedShard)}
+    others = [Replicate() if axis in packed else p for axis, p in enumerate(placements)]
+    needed, given = map(list, plain(others, shape, rule, mesh_sizes, strict_view))
+    for axis, p in packed.items():
+        moved = [d for d, source in enumerate(rule) if source == _view_ops.InputDim(p.dim)]
+        if moved:
+            needed[axis], given[axis] = p, PackedShard(moved[0], p.parts)
+        else:
+            what = f"a view would merge or split dim {p.dim}, which is packed in parts of {p.parts}"
+            raise RunError(what, remedy="use tensor.full_tensor(), or redistribute it first")
+    return needed, given
 
 
 def _chunks(part: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:

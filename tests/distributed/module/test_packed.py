@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from pathlib import Path
@@ -110,6 +109,7 @@ def dtensors() -> None:
     for size, parts in ((16, (8, 4, 4)), (9, (3, 3, 3)), (18, (14, 4)), (8, (4, 4))):
         whole, packed = torch.arange(size * 3.0).reshape(size, 3), PackedShard(0, parts)
         laid = distribute_tensor(whole, mesh, [packed])
+        assert laid.placements == (packed,)
         layout = Layout((packed,))
         assert torch.equal(laid.to_local(), scatter(whole, layout, fxshard.Mesh({"tp": 2}), (dist.get_rank(),)))
         assert torch.equal(laid.full_tensor(), whole)
@@ -121,10 +121,10 @@ def dtensors() -> None:
         changed.mul_(2).add_(laid).clamp_(max=30)
         assert changed.placements == laid.placements
         assert torch.equal(changed.full_tensor(), (3 * whole).clamp(max=30))
-        with contextlib.suppress(RuntimeError):  # refused where shards are uneven
-            assert torch.equal(laid.flatten().full_tensor(), whole.flatten())
-        with contextlib.suppress(RuntimeError):
-            assert torch.equal(laid.unflatten(0, (-1, 1)).full_tensor(), whole.unflatten(0, (-1, 1)))
+        assert torch.equal(laid.t().full_tensor(), whole.t()) and laid.t().placements == (PackedShard(1, parts),)
+        assert torch.equal(laid.sum(1).full_tensor(), whole.sum(1)) and torch.equal(laid.sum(0).full_tensor(), whole.sum(0))
+        with pytest.raises(Exception, match="merge or split dim 0, which is packed in parts of"):
+            laid.view(-1)
         mine = whole if dist.get_rank() == 1 else torch.zeros_like(whole)
         assert torch.equal(distribute(mine, layout, mesh, 1), laid.to_local())
 
