@@ -24,7 +24,7 @@ from fxshard._torch_compat.sizes.symbols import are_numbers, surely
 from fxshard.errors import LayoutError, count_text
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
-_TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})(?::([0-9]{1,12}(?:,[0-9]{1,12})+))?\)|P(?:\((\w+)\))?")
+_TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})(?::(packed|[0-9]{1,12}(?:\+[0-9]{1,12})+))?\)|P(?:\((\w+)\))?")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Layout(tuple[Placement, ...]):
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Reads ``"RS(0)"``, ``"PR"``, ``"P(avg)S(-1)"``; raises LayoutError on anything else."""
+        """Reads ``"RS(0)"``, ``"PR"``, ``"P(avg)S(-1)"``, ``"S(0:8+4+4)"``, ``"S(0:packed)"``; raises LayoutError on anything else."""
         return _parse(text)
 
     @classmethod
@@ -152,7 +152,7 @@ def _parse(text: str) -> Layout:
         if token == "R":
             placements.append(Replicate())
         elif parts is not None:
-            placements.append(PackedShard(int(dim), tuple(map(int, parts.split(",")))))
+            placements.append(PackedShard(int(dim), () if parts == "packed" else tuple(map(int, parts.split("+")))))
         elif dim is not None:
             placements.append(Shard(int(dim)))
         elif (op or "sum") in REDUCE_OPS:
@@ -168,7 +168,7 @@ def _parse(text: str) -> Layout:
 
 
 def placement_str(placement: Placement) -> str:
-    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d:8,4,4)`` for a dim in parts of 8, 4 and 4, and ``S(d in 0,1)`` for one
+    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d:8+4+4)`` for a dim in parts of 8, 4 and 4, and ``S(d in 0,1)`` for one
     that is folded over axes 0 and 1."""
     if isinstance(placement, Replicate):
         return "R"
@@ -177,7 +177,7 @@ def placement_str(placement: Placement) -> str:
     if isinstance(placement, Partial):
         return "P" if placement.reduce_op == "sum" else f"P({placement.reduce_op})"
     if isinstance(placement, PackedShard):
-        return f"S({placement.dim}:{','.join(map(str, placement.parts))})"
+        return f"S({placement.dim}:{'+'.join(map(str, placement.parts)) or 'packed'})"
     if isinstance(placement, FoldedShard):
         return f"S({placement.dim} in {','.join(map(str, placement.nest))})"
     raise LayoutError(f"placement {placement!r} is not supported", remedy="use Shard, Replicate or Partial")

@@ -44,14 +44,15 @@ class PackedShard(_StridedShard):
 
     Args:
         dim: the tensor dim, not negative.
-        parts: the sizes of the parts, in elements of the dim; their sum is its size.
+        parts: the sizes of the parts, in elements of the dim; their sum is its size. Empty in a user's request for the parts into which the
+            model takes the dim.
     """
 
     parts: tuple[int, ...]
 
     def __init__(self, dim: int, parts: tuple[int, ...] = (), *, split_factor: Any = None) -> None:
         known = split_factor if isinstance(split_factor, Parts) else Parts(parts)
-        super().__init__(dim, split_factor=len(known.sizes))
+        super().__init__(dim, split_factor=max(len(known.sizes), 1))
         self.parts = known.sizes
         self._known = known
         self._hash = hash((dim, self.parts))
@@ -107,7 +108,7 @@ def keep_packed() -> None:
     """From now on DTensor's operators keep packed placements wherever they keep strided ones. Views that would merge or split a packed dim
     raise RunError."""
     propagate = _view_ops.propagate_shape_and_sharding
-    _StridedShard.__new__ = _new  # type: ignore[method-assign, assignment]
+    _StridedShard.__new__ = _new
     _view_ops.propagate_shape_and_sharding = functools.wraps(propagate)(functools.partial(_propagated, propagate))
 
 

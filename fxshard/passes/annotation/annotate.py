@@ -23,7 +23,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.overlap import Windows
-from fxshard.passes.annotation.packing import packings, packs_of
+from fxshard.passes.annotation.packing import packings_of, packs_of
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.named_layouts import PLACED, named_specs
 from fxshard.passes.trace.regions import region_specs
@@ -273,7 +273,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
     local = region_specs(graph, mesh)
-    packable = packings(graph, {name: call for name, call in calls.items() if name not in late})
+    packable = packings_of(graph)
     inputs: dict[Any, tuple[OpSpec, ...]] = {}
     batches = {i.node for i in graph.inputs if i.kind in ("input", "tangent")}
     for node in planned_nodes(graph):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import fx
 
-from fxshard.graph.call import Call
+from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer
 from fxshard.strategies.engine.engine import resolved_rule
 from fxshard.strategies.engine.factors import Factors
@@ -48,6 +48,15 @@ def packings(graph: PlanningGraph, calls: Mapping[str, Call]) -> Packings:
     return found
 
 
+def packings_of(graph: PlanningGraph) -> Packings:
+    """The same, for the calls of the graph that do not depend on values known only at run time; computed once per graph."""
+    if "packings" not in graph.cache:
+        late = graph.run_time_causes
+        graph.cache["packings"] = packings(graph, {name: call for name, call in calls_of(graph).items() if name not in late})
+    found: Packings = graph.cache["packings"]
+    return found
+
+
 def packs_of(node: fx.Node, found: Packings) -> Packs:
     """The dims of a call's operands and outputs that may be packed; () if there are none."""
     outs = [(node.name, index) for index in range(len(outputs_of(node)))]
@@ -69,7 +78,7 @@ class _Search:
         self.reads: dict[str, tuple[Value, ...]] = {}
         self.readers: dict[Value, list[tuple[str, int]]] = {}
         for node in planned_nodes(graph):
-            if node.op == "call_function":
+            if node.name in calls:
                 self.reads[node.name] = tuple(map(_value, operands(node)))
                 for k, value in enumerate(self.reads[node.name]):
                     self.readers.setdefault(value, []).append((node.name, k))

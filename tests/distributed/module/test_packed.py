@@ -25,11 +25,11 @@ from tests.packed_models import made
 pytestmark = pytest.mark.distributed
 
 CASES = {
-    "split": "S(0:8,8,8)",
-    "view": "S(0:8,8,8)",
-    "fewer pairs, slices": "S(0:8,4,4)",
-    "three heads": "S(0:6,6,6)",
-    "odd gate and up": "S(0:5,5)",
+    "split": "S(0:8+8+8)",
+    "view": "S(0:8+8+8)",
+    "fewer pairs, slices": "S(0:8+4+4)",
+    "three heads": "S(0:6+6+6)",
+    "odd gate and up": "S(0:5+5)",
 }
 
 
