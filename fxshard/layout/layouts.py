@@ -2,10 +2,12 @@
 
 Shards follow DTensor: an axis of n ranks cuts a dim of size L into chunks of ceil(L / n); the last ones may be short or
 empty. If several axes shard one dim, they nest in mesh order: each axis cuts the chunk of the axis before it.
+A dim of several parts, such as that of ``[q | k | v]``, may be packed (``PackedShard``): one axis cuts each part, no other axis the dim.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -17,11 +19,12 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard._torch_compat.sizes.symbols import are_numbers, surely
 from fxshard.errors import LayoutError, count_text
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
-_TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})\)|P(?:\((\w+)\))?")
+_TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})(?::(packed|[0-9]{1,12}(?:\+[0-9]{1,12})+))?\)|P(?:\((\w+)\))?")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class FoldedShard(Placement):
 def sharded_dim(placement: Placement) -> int | None:
     """The tensor dim that an axis with this placement shards, folded or not; else None. (``isinstance`` is slow on torch's placements.)"""
     return getattr(placement, "dim", None)
+
+
+def parts_of(placement: Placement) -> tuple[int, ...]:
+    """The sizes of the parts, each of which the axis cuts; empty unless the dim is packed."""
+    return getattr(placement, "parts", ())
 
 
 def nest_of(placement: Placement) -> tuple[int, ...]:
@@ -72,7 +80,7 @@ class Layout(tuple[Placement, ...]):
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Reads ``"RS(0)"``, ``"PR"``, ``"P(avg)S(-1)"``; raises LayoutError on anything else."""
+        """Reads ``"RS(0)"``, ``"PR"``, ``"P(avg)S(-1)"``, ``"S(0:8+4+4)"``, ``"S(0:packed)"``; raises LayoutError on anything else."""
         return _parse(text)
 
     @classmethod
@@ -93,6 +101,15 @@ class Layout(tuple[Placement, ...]):
     def nest_on(self, dim: int) -> tuple[int, ...]:
         """The axes over which ``dim`` is folded; empty if it is not."""
         return next((nest_of(p) for p in self if sharded_dim(p) == dim), ())
+
+    def packed_on(self, dim: int) -> tuple[int, PackedShard] | None:
+        """(axis, placement) if ``dim`` is packed, else None."""
+        return _packed_on(self, dim)
+
+    @property
+    def packed(self) -> tuple[PackedShard, ...]:
+        """The placements that shard a packed dim."""
+        return tuple(p for p in self if isinstance(p, PackedShard))
 
     @property
     def is_folded(self) -> bool:
@@ -118,6 +135,11 @@ def _axes_on(layout: Layout, dim: int) -> tuple[int, ...]:
     return tuple(i for i, p in enumerate(layout) if isinstance(p, Shard) and p.dim == dim)
 
 
+@lru_cache(maxsize=65536)
+def _packed_on(layout: Layout, dim: int) -> tuple[int, PackedShard] | None:
+    return next(((i, p) for i, p in enumerate(layout) if isinstance(p, PackedShard) and p.dim == dim), None)
+
+
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> Layout:
     placements: list[Placement] = []
@@ -126,9 +148,11 @@ def _parse(text: str) -> Layout:
         if match.start() != position:
             break
         position = match.end()
-        token, dim, op = match.group(0), match.group(1), match.group(2)
+        token, dim, parts, op = match.group(0), match.group(1), match.group(2), match.group(3)
         if token == "R":
             placements.append(Replicate())
+        elif parts is not None:
+            placements.append(PackedShard(int(dim), () if parts == "packed" else tuple(map(int, parts.split("+")))))
         elif dim is not None:
             placements.append(Shard(int(dim)))
         elif (op or "sum") in REDUCE_OPS:
@@ -144,13 +168,16 @@ def _parse(text: str) -> Layout:
 
 
 def placement_str(placement: Placement) -> str:
-    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d in 0,1)`` for a dim folded over axes 0 and 1."""
+    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d:8+4+4)`` for a dim in parts of 8, 4 and 4, and ``S(d in 0,1)`` for one
+    that is folded over axes 0 and 1."""
     if isinstance(placement, Replicate):
         return "R"
     if isinstance(placement, Shard):
         return f"S({placement.dim})"
     if isinstance(placement, Partial):
         return "P" if placement.reduce_op == "sum" else f"P({placement.reduce_op})"
+    if isinstance(placement, PackedShard):
+        return f"S({placement.dim}:{'+'.join(map(str, placement.parts)) or 'packed'})"
     if isinstance(placement, FoldedShard):
         return f"S({placement.dim} in {','.join(map(str, placement.nest))})"
     raise LayoutError(f"placement {placement!r} is not supported", remedy="use Shard, Replicate or Partial")
@@ -215,8 +242,19 @@ def _dim_extent(size: int, layout: Layout, dim: int, mesh_shape: tuple[int, ...]
     if nest:
         held = layout.held_on(dim)
         return 0, folded_piece_size(size, nest, mesh_shape) * math.prod(mesh_shape[a] for a in nest if a not in held)
+    packed = layout.packed_on(dim)
+    if packed is not None:
+        axis, placement = packed
+        return 0, sum(length for _, length in packed_chunks(placement.parts, mesh_shape[axis], coordinate[axis]))
     axes = layout.axes_on(dim)
     return nested_chunk(size, tuple(mesh_shape[a] for a in axes), tuple(coordinate[a] for a in axes))
+
+
+def packed_chunks(parts: Sequence[int], ranks: int, index: int) -> list[tuple[int, int]]:
+    """(offset in the whole dim, length) of each part's shard on rank ``index`` of an axis of ``ranks``."""
+    starts = itertools.accumulate(parts, initial=0)
+    chunks = (chunk(part, ranks, index) for part in parts)
+    return [(start + offset, length) for start, (offset, length) in zip(starts, chunks, strict=False)]
 
 
 _cached_extent = lru_cache(maxsize=262144)(_dim_extent)
@@ -230,7 +268,8 @@ def folded_piece_size(size: int, nest: Sequence[int], mesh_shape: Sequence[int])
 
 
 def dim_extent(size: int, layout: Layout, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:
-    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``; the offset of a folded dim is 0."""
+    """(offset, length) of tensor dim ``dim`` of global size ``size`` on the rank at ``coordinate``; the offset of a folded
+    or packed dim is 0."""
     known = _dim_extent if isinstance(size, torch.SymInt) else _cached_extent
     return known(size, layout, dim, tuple(mesh_shape), tuple(coordinate))
 
@@ -253,6 +292,41 @@ _cached_shape = lru_cache(maxsize=65536)(_local_shape)
 def local_offset(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
     """Global index of the shard's first element on the rank at ``coordinate``."""
     return tuple(dim_extent(s, layout, d, mesh_shape, coordinate)[0] for d, s in enumerate(shape))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A contiguous part of a shard: its ``offset`` in the whole tensor, its ``start`` in the shard, and its ``shape``."""
+
+    offset: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def here(self) -> tuple[slice, ...]:
+        """Where it is in the shard."""
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape, strict=True))
+
+    @property
+    def there(self) -> tuple[slice, ...]:
+        """Where it is in the whole tensor."""
+        return tuple(slice(a, a + n) for a, n in zip(self.offset, self.shape, strict=True))
+
+
+def local_blocks(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> tuple[Block, ...]:
+    """The blocks of the shard on the rank at ``coordinate``: one, or one for each part of a packed dim."""
+    ranges: list[list[tuple[int, int, int]]] = []
+    for dim, size in enumerate(shape):
+        packed = layout.packed_on(dim)
+        if packed is None:
+            offset, length = dim_extent(size, layout, dim, mesh_shape, coordinate)
+            ranges.append([(offset, 0, length)])
+            continue
+        axis, placement = packed
+        chunks = packed_chunks(placement.parts, mesh_shape[axis], coordinate[axis])
+        starts = itertools.accumulate((length for _, length in chunks), initial=0)
+        ranges.append([(offset, start, length) for (offset, length), start in zip(chunks, starts, strict=False)])
+    return tuple(Block(*(tuple(r[k] for r in chosen) for k in range(3))) for chosen in itertools.product(*ranges))
 
 
 def ceil_shape(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) -> tuple[int, ...]:
@@ -279,7 +353,7 @@ def check_layout(layout: Layout, ndim: int, axes: int, what: str) -> Layout:
 
 def normalised_placement(placement: Placement, ndim: int, what: str) -> Placement:
     """``placement`` with a non-negative dim; raises LayoutError when the dim is out of range for ``ndim`` dims."""
-    if not isinstance(placement, Shard):
+    if not isinstance(placement, Shard | PackedShard):
         if isinstance(placement, FoldedShard):
             raise LayoutError(
                 f"{what} cannot have the placement {placement_str(placement)}", remedy="only redistributions pass through such layouts"
@@ -291,13 +365,14 @@ def normalised_placement(placement: Placement, ndim: int, what: str) -> Placemen
             f"dim {placement.dim} in {placement_str(placement)} is out of range for {what}, which has {count_text(ndim, 'dim')}",
             remedy=f"use a dim from 0 to {ndim - 1}" if ndim else "a scalar can only be replicated or partial",
         )
-    return Shard(placement.dim % ndim)
+    return PackedShard(placement.dim % ndim, placement.parts) if isinstance(placement, PackedShard) else Shard(placement.dim % ndim)
 
 
-def all_layouts(ndim: int, axes: int, reduce_ops: Iterable[str] = ("sum",)) -> list[Layout]:
-    """Every layout of an ``ndim``-dim tensor, replicated first, for searches and tests."""
+def all_layouts(ndim: int, axes: int, reduce_ops: Iterable[str] = ("sum",), packed: Sequence[PackedShard] = ()) -> list[Layout]:
+    """Every layout of an ``ndim``-dim tensor, replicated first, for searches and tests; ``packed``: ways to pack its dims, last."""
     one = [Replicate(), *(Shard(d) for d in range(ndim)), *(Partial(op) for op in reduce_ops)]
-    layouts: list[tuple[Placement, ...]] = [()]
-    for _ in range(axes):
-        layouts = [(*head, p) for head in layouts for p in one]
-    return [Layout(p) for p in layouts]
+    plain = [Layout(p) for p in itertools.product(one, repeat=axes)]
+    if not packed:
+        return plain
+    mixed = (Layout(p) for p in itertools.product([*one, *packed], repeat=axes))
+    return [*plain, *(layout for layout in mixed if layout.packed and all(len(layout.held_on(p.dim)) == 1 for p in layout.packed))]

@@ -18,6 +18,7 @@ import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.errors import LayoutError
 from fxshard.layout.folded_paths import Edge, folded_paths
 from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
@@ -64,14 +65,17 @@ __all__ = [
 ]
 
 
-def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...]) -> Iterator[tuple[Step, Layout]]:
-    """Steps between plain layouts from ``layout``: an axis may leave or enter a dim only if no later axis shards that dim."""
+def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...], packed: tuple[PackedShard, ...] = ()) -> Iterator[tuple[Step, Layout]]:
+    """Steps between plain layouts from ``layout``: an axis may leave or enter a dim only if no later axis shards that dim. ``packed``: ways
+    to pack dims; an axis may enter a packed dim only alone."""
+    closed = {p.dim for p in layout.packed}
     for axis, source in enumerate(layout):
         later = {p.dim for p in layout[axis + 1 :] if isinstance(p, Shard)}
         if isinstance(source, Shard) and source.dim in later:
             continue
-        options: list[Placement] = [Replicate(), *(Shard(d) for d in range(ndim) if d not in later)]
+        options: list[Placement] = [Replicate(), *(Shard(d) for d in range(ndim) if d not in later and d not in closed)]
         options += [Partial(op) for op in ops]
+        options += [p for p in packed if not layout.held_on(p.dim)]
         for target in options:
             step = None if target == source else single_step(axis, source, target)
             if step is not None:
@@ -82,7 +86,7 @@ def steps(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: 
     """The cheapest steps from ``source`` to ``target`` for a tensor of global ``shape`` (``itemsize`` bytes per element); for several
     shapes, the cheapest in the weighted mean."""
     known = shape if isinstance(shape, WeightedShapes) else tuple(shape)
-    return path_table(known, itemsize, mesh, _partial_ops(source, target), price).steps(source, target)
+    return path_table_for((source, target), known, itemsize, mesh, price).steps(source, target)
 
 
 def path_price(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> float:
@@ -98,7 +102,7 @@ def price_along(source: Layout, path: tuple[Step, ...], shape: AnyShape, itemsiz
 @lru_cache(maxsize=65536)
 def path_bytes(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
     """Bytes that each rank sends on one axis along the cheapest path from ``source`` to ``target``; 0 if there is no path."""
-    paths = path_table(shape, itemsize, mesh, _partial_ops(source, target), price)
+    paths = path_table_for((source, target), shape, itemsize, mesh, price)
     if not np.isfinite(paths.prices[paths.index[source], paths.index[target]]):
         return 0.0
 
@@ -132,7 +136,7 @@ def _bucketed(
     source: Layout, target: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, saving: Price
 ) -> tuple[tuple[Step, ...], float]:
     """The cheaper of ``path`` (the cheapest without saving) and the single step to ``target``, if there is one."""
-    near = _neighbours(source, len(shape), _partial_ops(source, target))
+    near = _neighbours(source, len(shape), _partial_ops(source, target), _packed(source, target))
     candidates = [path, *((step,) for step, after in near if after == target and (step,) != path)]
     costs = [bucketed_price(source, one, shape, itemsize, mesh, price, saving) for one in candidates]
     return min(zip(candidates, costs, strict=True), key=lambda found: found[1])
@@ -152,6 +156,11 @@ def _partial_ops(*layouts: Layout) -> tuple[str, ...]:
     return tuple(sorted({"sum", *(p.reduce_op for layout in layouts for p in layout if isinstance(p, Partial))}))
 
 
+def _packed(*layouts: Layout) -> tuple[PackedShard, ...]:
+    """The ways in which some layouts pack dims, in a fixed order."""
+    return tuple(sorted({p for layout in layouts for p in layout.packed}, key=lambda p: (p.dim, p.parts)))
+
+
 @dataclass(frozen=True)
 class _Graph:
     """The part of a table that depends only on the number of dims: ``layouts`` (the first ``count`` are plain), single steps between them
@@ -163,14 +172,14 @@ class _Graph:
     paths: tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
-@lru_cache(maxsize=64)
-def _graph(ndim: int, axes: int, ops: tuple[str, ...]) -> _Graph:
-    plain = all_layouts(ndim, axes, ops)
+@lru_cache(maxsize=256)
+def _graph(ndim: int, axes: int, ops: tuple[str, ...], packed: tuple[PackedShard, ...]) -> _Graph:
+    plain = all_layouts(ndim, axes, ops, packed)
     known = [layout for layout in plain if reductions_commute(layout)]
     single: list[tuple[Edge, ...]] = [
-        ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops) if reductions_commute(after)
+        ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops, packed) if reductions_commute(after)
     ]
-    paths = [*single, *folded_paths(known, ndim)]
+    paths = [*single, *folded_paths([layout for layout in known if not layout.packed], ndim)]
     edges = list(dict.fromkeys(itertools.chain.from_iterable(paths)))
     layouts = list(dict.fromkeys([*plain, *(layout for before, _, after in edges for layout in (before, after))]))
     place, number = ({one: k for k, one in enumerate(found)} for found in (layouts, edges))
@@ -197,8 +206,10 @@ class PathTable:
 
     A tensor of several shapes has the same path at all of them, and the weighted mean as its price."""
 
-    def __init__(self, shape: AnyShape, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> None:
-        self._graph = graph = _graph(len(shape), mesh.ndim, ops)
+    def __init__(
+        self, shape: AnyShape, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price, packed: tuple[PackedShard, ...] = ()
+    ) -> None:
+        self._graph = graph = _graph(len(shape), mesh.ndim, ops, packed)
         self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
         self._bucketed: dict[Price, np.ndarray] = {}
@@ -270,13 +281,16 @@ layouts, so that of equally many steps those on plain layouts win."""
 
 
 @lru_cache(maxsize=4096)
-def path_table(shape: AnyShape, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price) -> PathTable:
-    return PathTable(shape, itemsize, mesh, ops, price)
+def path_table(
+    shape: AnyShape, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price, packed: tuple[PackedShard, ...] = ()
+) -> PathTable:
+    return PathTable(shape, itemsize, mesh, ops, price, packed)
 
 
 def path_table_for(layouts: Iterable[Layout], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> PathTable:
     """The table that contains all of these layouts."""
-    return path_table(shape, itemsize, mesh, _partial_ops(*layouts), price)
+    known = tuple(layouts)
+    return path_table(shape, itemsize, mesh, _partial_ops(*known), price, _packed(*known))
 
 
 def _all_pairs(weights: np.ndarray, hops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

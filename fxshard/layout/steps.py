@@ -2,7 +2,7 @@
 
 Shards of a dim over several axes nest in mesh order. A step that moves the innermost axis of a dim goes between plain layouts. An axis
 may also leave a dim that an inner axis still shards, or enter a dim before an outer one: then the dim is *folded* (``layouts.FoldedShard``)
-until the other axes have moved too.
+until the other axes have moved too. An axis enters and leaves a packed dim only from and to R or P, while no other axis shards it.
 Bytes are those of ring algorithms on n ranks: all-reduce 2(n-1)/n of the buffer, all-gather and reduce-scatter (n-1)/n of
 the gathered buffer, all-to-all (n-1)/n of the local buffer; all at ceil sizes, which a padded collective sends.
 """
@@ -18,7 +18,7 @@ from functools import lru_cache
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout.layouts import FoldedShard, Layout, ceil_shape, nest_of, placement_str, sharded_dim
+from fxshard.layout.layouts import FoldedShard, Layout, ceil_shape, nest_of, parts_of, placement_str, sharded_dim
 from fxshard.mesh.mesh import Mesh
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
@@ -81,7 +81,7 @@ def _after(step: Step, layout: Layout) -> Layout:
     found = list(layout)
     found[step.axis] = step.target
     for dim in step.dims:
-        held = tuple(a for a, p in enumerate(found) if sharded_dim(p) == dim)
+        held = tuple(a for a, p in enumerate(found) if sharded_dim(p) == dim and not parts_of(p))
         entered = sharded_dim(step.target) == dim
         nest = (nest_of(step.target) if entered else layout.nest_on(dim)) or layout.held_on(dim)
         plain = not nest_of(step.target) if entered else held == nest[: len(held)]
@@ -99,7 +99,7 @@ def bytes_price(step: Step, sent: int, written: int) -> float:
 def single_step(axis: int, source: Placement, target: Placement) -> Step | None:
     """The step between two placements of one axis; None if no single step does it."""
     kind = _KINDS.get((_placement_kind(source), _placement_kind(target)))
-    if kind is None or (kind == "all_to_all" and sharded_dim(source) == sharded_dim(target)):
+    if kind is None or (kind == "all_to_all" and (sharded_dim(source) == sharded_dim(target) or parts_of(source) or parts_of(target))):
         return None
     return Step(kind, axis, source, target)
 
@@ -136,6 +136,8 @@ def _fits_nesting(step: Step, layout: Layout) -> bool:
     if dim is None:
         return True
     held, nest = layout.held_on(dim), layout.nest_on(dim)
+    if parts_of(step.target) or layout.packed_on(dim):
+        return not held
     joined = tuple(sorted((*held, step.axis)))
     wanted = nest_of(step.target)
     if not wanted:

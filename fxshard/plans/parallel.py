@@ -23,6 +23,7 @@ from typing import Any
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.mesh.mesh import Mesh
 
@@ -128,6 +129,7 @@ class ExpertParallel(AxisPlan):
 
 
 COLUMNS, ROWS, WHOLE, FIRST = "columns", "rows", "whole", "first"
+PACKED_COLUMNS, PACKED_ROWS = "packed columns", "packed rows"
 STYLES: dict[str, tuple[str | None, str | None]] = {
     "colwise": (COLUMNS, COLUMNS),
     "rowwise": (ROWS, WHOLE),
@@ -142,8 +144,8 @@ STYLES: dict[str, tuple[str | None, str | None]] = {
     "replicated_with_grad_allreduce": (WHOLE, None),
     "sequence_parallel": (WHOLE, None),
     "mla_kv_a_proj": (WHOLE, WHOLE),
-    "packed_colwise": (None, None),
-    "packed_rowwise": (None, None),
+    "packed_colwise": (PACKED_COLUMNS, None),
+    "packed_rowwise": (PACKED_ROWS, None),
     "moe_tp_experts": (None, None),
     "ep_dispatch_experts": (None, None),
     "moe_identity_expert": (None, None),
@@ -152,10 +154,8 @@ STYLES: dict[str, tuple[str | None, str | None]] = {
 }
 """Words of Hugging Face's ``tp_plan`` (transformers 5) -> how weights are sharded, and the module's result.
 
-Columns are outputs: dim -2 of a weight, the last dim of the result, and the bias; rows are inputs, dim -1 of a weight. None: left to the
-solver."""
-LEFT_OPEN = ("packed_colwise", "packed_rowwise")
-"""Styles of weights that hold several matrices side by side: no layout shards each of them."""
+Columns are outputs: dim -2 of a weight, the last dim of the result, and the bias; rows are inputs, dim -1 of a weight. Packed ones are
+those of several matrices in one weight, each of which is sharded. None: left to the solver."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,10 @@ class ByName(AxisPlan):
         if how is None:
             return None
         matrix = len(shape) > 1
-        dim = {COLUMNS: len(shape) - 2 if matrix else 0, ROWS: len(shape) - 1 if matrix else None, FIRST: 0}.get(how)
+        columns, rows = len(shape) - 2 if matrix else 0, len(shape) - 1 if matrix else None
+        dim = {COLUMNS: columns, PACKED_COLUMNS: columns, ROWS: rows, PACKED_ROWS: rows, FIRST: 0}.get(how)
+        if dim is not None and how in (PACKED_COLUMNS, PACKED_ROWS):
+            return PackedShard(dim, ())
         return Replicate() if dim is None else Shard(dim)
 
     def result(self, module: str, shape: Shape, first: Shape) -> Placement | None:
@@ -249,8 +252,6 @@ def _by_name(styles: Mapping[Any, Any]) -> ByName:
             kind = closest(style, STYLES) if isinstance(style, str) else ": torch's styles are applied by fxshard.parallelize_module"
             what = f"{name!r}: {style!r:.60} is not a style of a module's weights{kind}"
             raise OptionError(what, where="parallel", remedy=f"give one of {', '.join(STYLES)}")
-        if style in LEFT_OPEN:
-            log.warning("%r: %r shards each of several matrices in one weight; the solver chooses for the weight as a whole", name, style)
     return ByName(tuple(styles.items()))
 
 

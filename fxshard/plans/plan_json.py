@@ -278,9 +278,14 @@ def read_layout(field: Field, mesh: Mesh, shape: tuple[int, ...] | None = None) 
     text = field.text()
     try:
         layout = Layout.parse(text)
+        if any(not p.parts for p in layout.packed):
+            raise field.fail(f"layout {text[:40]!r} does not say the sizes of its parts", "write them: S(0:8+4+4)")
         if shape is None and len(layout) == mesh.ndim:
             return layout
-        return check_layout(layout, len(shape or ()), mesh.ndim, "this tensor")
+        layout = check_layout(layout, len(shape or ()), mesh.ndim, "this tensor")
+        if shape is not None and any(sum(p.parts) != shape[p.dim] for p in layout.packed):
+            raise field.fail(f"the parts of {text[:40]!r} do not add up to the dim, in a tensor of shape {list(shape)}", FIX)
+        return layout
     except LayoutError as error:
         raise field.fail(error.what, error.remedy) from error
     except ValueError as error:

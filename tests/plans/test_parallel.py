@@ -171,10 +171,10 @@ def test_a_parameter_with_one_element_along_the_dim_stays_whole() -> None:
 
 def test_styles_that_match_nothing_or_cannot_be_laid_out_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     model, tokens = hugging_face(use_cache=False)
-    styles = {"layers.*.self_attn.qkv_proj": "packed_colwise"}
+    styles = {"layers.*.self_attn.qkv_proj": "packed_colwise", "layers.*.self_attn.q_proj": "packed_colwise"}
     fxshard.plan(model, (tokens,), fxshard.Mesh({"tp": 2}), train=False, parallel={"tp": styles}, cache=False)
     said = " ".join(r.getMessage() for r in caplog.records)
-    assert "'layers.*.self_attn.qkv_proj', which matches no module" in said and "each of several matrices" in said
+    assert "'layers.*.self_attn.qkv_proj', which matches no module" in said and "does not take" in said
 
 
 def test_what_is_pinned_counts_instead() -> None:

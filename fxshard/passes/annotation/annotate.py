@@ -7,11 +7,13 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard._torch_compat.sizes.symbols import GuardRefused, refusing_guards, shape_env_of
 from fxshard.errors import RuleError, SizesError
 from fxshard.graph.call import Call, calls_of
@@ -21,6 +23,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.overlap import Windows
+from fxshard.passes.annotation.packing import packings_of, packs_of
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.named_layouts import PLACED, named_specs
 from fxshard.passes.trace.regions import region_specs
@@ -270,19 +273,24 @@ def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
     local = region_specs(graph, mesh)
-    inputs: dict[tuple[tuple[int, ...], bool], tuple[OpSpec, ...]] = {}
+    packable = packings_of(graph)
+    inputs: dict[Any, tuple[OpSpec, ...]] = {}
     batches = {i.node for i in graph.inputs if i.kind in ("input", "tangent")}
     for node in planned_nodes(graph):
         if node.name in local:
             specs[node.name] = (local[node.name],)
         elif node.op == "placeholder":
-            key = plain_shape(node.meta["val"].shape), node.name in batches
+            packed = tuple(PackedShard(d, parts) for d, parts in sorted(packable.get((node.name, 0), {}).items()) if min(parts) > 1)
+            key = plain_shape(node.meta["val"].shape), node.name in batches, packed
             if key not in inputs:
-                inputs[key] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh, batch=key[1]))
+                inputs[key] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh, batch=key[1], packed=packed))
             specs[node.name] = inputs[key]
         elif node.op == "call_function":
             call = calls[node.name]
-            strategy = _replicated(call, mesh, late[node.name]) if node.name in late else op_strategy(call, mesh, reductions[node.name])
+            if node.name in late:
+                strategy = _replicated(call, mesh, late[node.name])
+            else:
+                strategy = op_strategy(call, mesh, reductions[node.name], packs_of(node, packable))
             specs[node.name] = named_specs(node, mesh, strategy.specs) if node.target is PLACED else strategy.specs
             if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))
@@ -325,13 +333,14 @@ def _replicated(call: Call, mesh: Mesh, reason: str) -> OpStrategy:
     return OpStrategy((spec,), True, reason)
 
 
-def input_layouts(node: fx.Node, mesh: Mesh, *, batch: bool = False) -> list[Layout]:
+def input_layouts(node: fx.Node, mesh: Mesh, *, batch: bool = False, packed: Sequence[PackedShard] = ()) -> list[Layout]:
     """All layouts of a placeholder without Partial. Dims of size 1 and tensors of unknown size stay whole.
 
-    ``batch``: dim 0 may be sharded even at size 1, so that a last batch of one row has the layout of the others.
+    ``batch``: dim 0 may be sharded even at size 1, so that a last batch of one row has the layout of the others. ``packed``: ways in which
+    its dims may be packed.
     """
     shape = plain_shape(node.meta["val"].shape)
     if UNKNOWN in shape:
         return [Layout.replicated(mesh.ndim)]
-    layouts = all_layouts(len(shape), mesh.ndim, reduce_ops=())
+    layouts = all_layouts(len(shape), mesh.ndim, reduce_ops=(), packed=packed)
     return [layout for layout in layouts if all(shape[d] > 1 or (batch and d == 0) or not layout.axes_on(d) for d in range(len(shape)))]

@@ -10,12 +10,14 @@ import torch
 from torch import fx
 from torch.distributed.tensor import Partial, Shard
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.layout.layouts import Layout, ceil_shape, chunk
 from fxshard.layout.redistribution import LOCAL_STEPS, Step, exchange_shape
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.folded import FoldedStep, emit_folded_step
 from fxshard.passes.lowering.local_graph import LocalGraph
+from fxshard.passes.lowering.packed import packed_chunk, packed_for_ranks, unpacked
 from fxshard.passes.lowering.shaping import MANY, alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
 
 aten = torch.ops.aten
@@ -82,12 +84,14 @@ def all_reduce(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
     """The gathered pieces are stacked on dim 0; each is cut to its own length and concatenated along the sharded dim."""
-    assert isinstance(step.source, Shard)
+    assert isinstance(step.source, Shard | PackedShard)
     dim = step.source.dim
     after, before_ceil, _, group, n = _shapes(local, step, layout, shape)
     collective = local.emit(c10d.all_gather_into_tensor.default, contiguous(local, pad_to(local, x, before_ceil)), n, group)
     gathered = wait(local, collective)
     result = local.local_shape(shape, after)
+    if isinstance(step.source, PackedShard):
+        return unpacked(local, gathered, step.source, before_ceil, n, result), collective
     if dim == 0 and alike(local.shape(gathered), result):
         return gathered, collective
     if at_once(result[dim], n):
@@ -98,12 +102,15 @@ def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
     """The piece for each rank is padded to ceil size; the pieces are stacked on dim 0."""
-    assert isinstance(step.target, Shard)
+    assert isinstance(step.target, Shard | PackedShard)
     dim = step.target.dim
     after, _, after_ceil, group, n = _shapes(local, step, layout, shape)
     op, divide = _reduce_op(step)
-    ready = dim == 0 and alike(local.shape(x), (n * after_ceil[0], *after_ceil[1:]))
-    buffer = x if ready else _stack_pieces(local, x, dim, n, after_ceil)
+    if isinstance(step.target, PackedShard):
+        buffer = packed_for_ranks(local, x, step.target, after_ceil, n)
+    else:
+        ready = dim == 0 and alike(local.shape(x), (n * after_ceil[0], *after_ceil[1:]))
+        buffer = x if ready else _stack_pieces(local, x, dim, n, after_ceil)
     collective = local.emit(c10d.reduce_scatter_tensor.default, contiguous(local, buffer), op, n, group)
     result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
     return _mean(local, result, divide, n), collective
@@ -138,6 +145,8 @@ def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 def slice_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, None]:
     """Takes the rank's chunk; its start is a run-time value."""
+    if isinstance(step.target, PackedShard):
+        return packed_chunk(local, x, step.target, step.axis), None
     assert isinstance(step.target, Shard)
     dim = step.target.dim
     size = local.shape(x)[dim]

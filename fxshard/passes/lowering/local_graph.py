@@ -19,7 +19,7 @@ from fxshard._torch_compat.sizes.needless_guards import without_needless_guards
 from fxshard._torch_compat.sizes.symbols import are_numbers, plain, surely, symbolic_kernels
 from fxshard.graph.planning_graph import UNKNOWN, plain_shape
 from fxshard.graph.targets import cached_by_target, target_id
-from fxshard.layout.layouts import Layout, chunk, local_shape
+from fxshard.layout.layouts import Layout, chunk, local_shape, packed_chunks
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.replay import Recording
 
@@ -310,6 +310,14 @@ class LocalGraph:
         if key not in self._local_shapes:
             self._local_shapes[key] = local_shape(shape, layout, self.mesh.shape, self.coordinate)
         return self._local_shapes[key]
+
+    def part_lengths(self, layout: Layout, dim: int) -> tuple[int, ...]:
+        """This rank's lengths of the parts of a packed dim; () if ``layout`` does not pack it."""
+        packed = layout.packed_on(dim)
+        if packed is None:
+            return ()
+        axis, placement = packed
+        return tuple(length for _, length in packed_chunks(placement.parts, self.mesh.shape[axis], self.coordinate[axis]))
 
     def _at_top(self, target: Any, *args: Any) -> fx.Node:
         """Emits right after the placeholders, so that every later node may use it."""

@@ -448,6 +448,9 @@ class Context:
         assert meta is not None
         return self.local.offset(meta.shape[dim], self.outputs[output].axes_on(dim))
 
+    def part_lengths(self, layout: Layout, dim: int) -> tuple[int, ...]:
+        return self.local.part_lengths(layout, dim)
+
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.local.emit(target, *args, **kwargs)
 
@@ -456,7 +459,11 @@ class Context:
 
     @property
     def is_empty(self) -> bool:
-        """Whether sharding leaves this rank no elements of some operand, or of all results."""
-        emptied = any(is_emptied(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))
+        """Whether sharding leaves this rank no elements of some operand, or of all results. Of operands that become the parts of a packed
+        dim, some may be empty."""
         metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
-        return emptied or (bool(metas) and all(is_emptied(self.output_shape(i), m.shape) for i, m in metas))
+        if metas and all(is_emptied(self.output_shape(i), m.shape) for i, m in metas):
+            return True
+        if any(layout.axes_on(p.dim) for out in self.outputs for p in out.packed for layout in self.inputs):
+            return False
+        return any(is_emptied(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))

@@ -14,8 +14,16 @@ Cut = tuple[int, tuple[int, ...]]
 
 def cuts(tensors: Iterable[tuple[tuple[int, ...], Layout]], mesh: Mesh) -> tuple[Cut, ...]:
     """The distinct uneven cuts of dims in these (shape, layout) pairs. Even cuts give all ranks equal sizes; symbolic sizes are skipped."""
-    pairs = ((size, layout.axes_on(dim)) for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int))
+    pairs = (
+        cut for shape, layout in tensors for dim, size in enumerate(shape) if isinstance(size, int) for cut in _cuts_of(size, layout, dim)
+    )
     return tuple(sorted(cut for cut in set(pairs) if cut[1] and len({level_sizes(cut, mesh, c) for c in mesh.coordinates()}) > 1))
+
+
+def _cuts_of(size: int, layout: Layout, dim: int) -> Iterable[Cut]:
+    """The cut of a dim; of a packed one, those of its parts."""
+    packed = layout.packed_on(dim)
+    return [(size, layout.axes_on(dim))] if packed is None else [(part, (packed[0],)) for part in packed[1].parts]
 
 
 def level_sizes(cut: Cut, mesh: Mesh, coordinate: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from fxshard.layout.layouts import Layout, ceil_shape, chunk_lengths
+from fxshard._torch_compat.dtensor.packed import PackedShard
+from fxshard.layout.layouts import Layout, ceil_shape, chunk_lengths, packed_chunks
 from fxshard.layout.redistribution import Step
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.folded import FoldedStep
@@ -105,14 +106,18 @@ def _stages(step: Step, layout: Layout, to: Layout, shape: tuple[int, ...], item
 
 def _buffers(step: Step, before: tuple[int, ...], after: tuple[int, ...], x: int, y: int, n: int, itemsize: int, dense: bool) -> Buffers:
     straight, length, short = False, 0, 0
+    if isinstance(step.target, PackedShard):
+        dim = step.target.dim
+        length = after[dim]
+        short = sum(sum(size for _, size in packed_chunks(step.target.parts, n, rank)) < length for rank in range(n))
+        short = n if step.kind == "reduce_scatter" else short  # the chunks of a rank are joined first
     if isinstance(step.target, Shard):
         dim = step.target.dim
         length = after[dim]
         short = sum(one < length for one in chunk_lengths(before[dim], n))
         straight = length == before[dim] if step.kind == "slice" else dim == 0 and not short
     if step.kind == "all_gather":
-        assert isinstance(step.source, Shard)
-        straight = step.source.dim == 0 and n * x == y
+        straight = isinstance(step.source, Shard) and step.source.dim == 0 and n * x == y
     elif step.kind == "to_partial":
         assert isinstance(step.target, Partial)
         straight = step.target.reduce_op not in NEUTRAL

@@ -5,6 +5,7 @@ The user gives them by name (``names``), as layouts, as values of ``fxshard.plan
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,19 +13,23 @@ from typing import Any
 from torch import fx
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.byte_sizes import read_size
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.graph.objects import is_length
-from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, source_line
+from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.packing import packings_of
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
 from fxshard.passes.planning.parallel_axes import axis_conditions, warn_of_unmatched
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.plans.parallel import Parallel
 from fxshard.plans.plan_data import OpSpec, again
 from fxshard.plans.sharding_plan import ShardingPlan
+
+log = logging.getLogger("fxshard")
 
 Pattern = tuple[Placement | None, ...]
 """One placement per axis; None leaves the axis free."""
@@ -167,6 +172,10 @@ class _Reader:
             if not any(c.pattern[axis] is not None and not c.forbidden for c in before.get(one.node, ())):
                 place = Place(one.node)
                 found = pattern({one.axis: one.placement}, self.mesh, self._dims(place), one.node)
+                if _lacks_parts(found) and not self._parts(place):
+                    log.warning("%s: the model does not take %s apart; the solver chooses its layout", one.text, self.names.spelled(place))
+                    continue
+                found = self._with_parts(place, found, one.node)
                 self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden))
 
     def _by_end(self, given: Any, kind: str) -> Any:
@@ -205,10 +214,26 @@ class _Reader:
     def _add_layout(self, place: Place, layout: Any, what: str, user_text: _UserText, part: str = "") -> None:
         """Adds a condition; a LayoutError quotes the user's text."""
         try:
-            found = pattern(layout, self.mesh, self._dims(place), what)
+            found = self._with_parts(place, pattern(layout, self.mesh, self._dims(place), what), what)
         except LayoutError as error:
             raise LayoutError(error.what, where=error.where or user_text.text + part, remedy=error.remedy) from error
         self.add(place, Condition(found, user_text.of(layout, part), place.output))
+
+    def _parts(self, place: Place) -> Mapping[int, tuple[int, ...]]:
+        """The parts into which the model takes the dims of a value that may be packed."""
+        value, index = producer(self.graph.by_name[place.node])
+        return packings_of(self.graph).get((value.name, place.output or index), {})
+
+    def _with_parts(self, place: Place, wanted: Pattern, what: str) -> Pattern:
+        """``S(d:packed)`` with the parts of the place; raises LayoutError if the model does not take the dim apart."""
+        if not _lacks_parts(wanted):
+            return wanted
+        known = self._parts(place)
+        missing = next((p.dim for p in wanted if isinstance(p, PackedShard) and not p.parts and p.dim not in known), None)
+        if missing is not None:
+            remedy = f"write S({missing}), or S({missing}:a+b) with sizes of parts that the model takes it apart into"
+            raise LayoutError(f"{what} cannot be S({missing}:packed): the model does not take its dim {missing} apart", remedy=remedy)
+        return tuple(PackedShard(p.dim, known[p.dim]) if isinstance(p, PackedShard) and not p.parts else p for p in wanted)
 
     def _read_forbidden(self, forbid: Forbid) -> None:
         """Skips places where the layout is impossible anyway; raises LayoutError if it is impossible at all places."""
@@ -292,6 +317,10 @@ def _layouts_of_results(layout: Any) -> list[Any] | None:
         return [None if part == "*" else part for part in parts] if len(parts) > 1 else None
     several = isinstance(layout, Sequence) and not any(isinstance(part, Placement) for part in layout)
     return list(layout) if several else None
+
+
+def _lacks_parts(wanted: Pattern) -> bool:
+    return any(isinstance(p, PackedShard) and not p.parts for p in wanted)
 
 
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:

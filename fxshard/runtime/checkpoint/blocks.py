@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from fxshard.errors import OptionError
-from fxshard.layout.layouts import Layout, local_offset, local_shape
+from fxshard.layout.layouts import Layout, local_blocks
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
 
 Block = tuple[tuple[int, ...], tuple[int, ...]]
@@ -61,20 +61,25 @@ def _holders(name: str, tensor: torch.Tensor, ranks: Sequence[int]) -> dict[Bloc
     sizes = tuple(mesh.shape)
     found: dict[Block, list[int]] = {}
     for coordinate in itertools.product(*map(range, sizes)):
-        block = local_offset(shape, layout, sizes, coordinate), local_shape(shape, layout, sizes, coordinate)
-        if math.prod(block[1]):
-            found.setdefault(block, []).append(ranks.index(int(mesh.mesh[coordinate])))
+        for block in local_blocks(shape, layout, sizes, coordinate):
+            if math.prod(block.shape):
+                found.setdefault((block.offset, block.shape), []).append(ranks.index(int(mesh.mesh[coordinate])))
     return {block: sorted(held) for block, held in found.items()}
 
 
-def local_value(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+def local_block(tensor: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
+    """The block of ``shape`` at ``offset``, which this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    layout, mesh = Layout(tensor.placements), tensor.device_mesh
+    held = local_blocks(tuple(tensor.shape), layout, tuple(mesh.shape), tuple(mesh.get_coordinate() or ()))
+    local = tensor.detach().to_local()
+    return local if len(held) == 1 else next(local[b.here] for b in held if (b.offset, b.shape) == (offset, shape))
 
 
 def with_checksums(index: Index, sums: Sequence[Mapping[str, str]]) -> Index:
-    """``index`` with the checksums ``sums``: for each rank's file, by tensor name."""
+    """``index`` with the checksums ``sums``: for each rank's file, by the name in it."""
     entries = {}
     for name, entry in index.entries.items():
-        entries[name] = replace(entry, chunks=tuple(replace(c, crc32=sums[c.file][name]) for c in entry.chunks))
+        entries[name] = replace(entry, chunks=tuple(replace(c, crc32=sums[c.file][entry.key(name, c)]) for c in entry.chunks))
     return replace(index, entries=entries)

@@ -19,7 +19,7 @@ import torch
 
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, make_folder, read_bytes
-from fxshard.runtime.checkpoint.blocks import local_value
+from fxshard.runtime.checkpoint.blocks import local_block
 from fxshard.runtime.checkpoint.index import Chunk, Index, read_index
 from fxshard.runtime.checkpoint.reader import Source
 from fxshard.runtime.checkpoint.safetensors_file import Piece, SafetensorsFile, write_file, writing
@@ -40,7 +40,7 @@ def rank_file(number: int) -> str:
 def write_part(folder: Path, number: int, index: Index, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Writes the blocks of the ``number``-th rank to disk; returns their checksums."""
     pieces = [
-        Piece(name, entry.dtype, chunk.shape, partial(local_value, tensors[name]))
+        Piece(entry.key(name, chunk), entry.dtype, chunk.shape, partial(local_block, tensors[name], chunk.offset, chunk.shape))
         for name, entry in index.entries.items()
         for chunk in entry.chunks
         if chunk.file == number
@@ -79,7 +79,7 @@ def open_folder(path: Path) -> Source:
     file = lru_cache(maxsize=None)(lambda number: SafetensorsFile(folder / rank_file(number)))
 
     def block(name: str, chunk: Chunk) -> torch.Tensor:
-        return file(chunk.file).read(name, chunk.crc32)
+        return file(chunk.file).read(index.entries[name].key(name, chunk), chunk.crc32)
 
     return Source(index, block, str(path), hashlib.sha256(data).hexdigest())
 

@@ -39,6 +39,11 @@ class Entry:
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
 
+    def key(self, name: str, chunk: Chunk) -> str:
+        """The name of a chunk of the tensor ``name`` in its file: the tensor's, and the chunk's offset if the file has several chunks."""
+        several = sum(other.file == chunk.file for other in self.chunks) > 1
+        return f"{name}[{','.join(map(str, chunk.offset))}]" if several else name
+
 
 @dataclass(frozen=True)
 class Index:

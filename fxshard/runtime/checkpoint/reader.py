@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import FileError
 from fxshard.files import REMAKE
-from fxshard.layout.layouts import Layout, local_offset, local_shape
+from fxshard.layout.layouts import Layout, local_blocks, local_shape
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index, missing
 
 
@@ -60,7 +60,13 @@ class Source:
         """This rank's shard of a tensor with ``placements`` on ``mesh``."""
         shape, layout, coordinate = self.entry(name).shape, Layout(placements), tuple(mesh.get_coordinate() or ())
         sizes = tuple(mesh.shape)
-        return self.region(name, local_offset(shape, layout, sizes, coordinate), local_shape(shape, layout, sizes, coordinate))
+        blocks = local_blocks(shape, layout, sizes, coordinate)
+        if len(blocks) == 1:
+            return self.region(name, blocks[0].offset, blocks[0].shape)
+        out = torch.empty(local_shape(shape, layout, sizes, coordinate), dtype=self.entry(name).dtype)
+        for block in blocks:
+            out[block.here] = self.region(name, block.offset, block.shape)
+        return out
 
     def fill(self, target: torch.Tensor, name: str) -> None:
         """Copies a tensor, or this rank's shard of it, into ``target``, which has the same shape and dtype."""

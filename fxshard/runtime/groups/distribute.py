@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.errors import OptionError
-from fxshard.layout.layouts import Layout, chunk, placement_str
+from fxshard.layout.layouts import Layout, chunk, packed_chunks, placement_str
 
 
 def distribute(value: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, source: int) -> torch.Tensor:
@@ -29,6 +30,11 @@ def distribute(value: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, sou
         if isinstance(placement, Shard):
             dim = placement.dim
             parts = [(*shape[:dim], chunk(shape[dim], size, i)[1], *shape[dim + 1 :]) for i in range(size)]
+        elif isinstance(placement, PackedShard):
+            dim = placement.dim
+            lengths = [sum(length for _, length in packed_chunks(placement.parts, size, i)) for i in range(size)]
+            parts = [(*shape[:dim], length, *shape[dim + 1 :]) for length in lengths]
+            block = _in_order_of_ranks(block, placement, size)
         elif not placement.is_replicate():
             raise OptionError(f"{placement_str(placement)} is a pending sum", remedy="give a layout of shards and replicas")
         if here[axis + 1 :] == start[axis + 1 :] and size > 1:
@@ -44,7 +50,7 @@ def _send_along_axis(
     block: torch.Tensor, placement: object, parts: list[tuple[int, ...]], group: dist.ProcessGroup, here: int, start: int
 ) -> torch.Tensor:
     """Part ``here`` of ``parts``, sent by member ``start`` of ``group``, as bytes, because every backend can send those."""
-    if not isinstance(placement, Shard):
+    if not isinstance(placement, Shard | PackedShard):
         if block.numel():
             dist.broadcast(_as_bytes(block), group=group, group_src=start)
         return block
@@ -61,6 +67,13 @@ def _send_along_axis(
         elif part.numel():
             dist.send(_as_bytes(part), group=group, group_dst=other)
     return own
+
+
+def _in_order_of_ranks(block: torch.Tensor, placement: PackedShard, ranks: int) -> torch.Tensor:
+    """A packed dim with the shards of the ranks one after another."""
+    chunks = [packed_chunks(placement.parts, ranks, rank) for rank in range(ranks)]
+    pieces = [block.narrow(placement.dim, start, length) for of_rank in chunks for start, length in of_rank]
+    return torch.cat(pieces, placement.dim)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat.dtensor.copies import copy_slices
+from fxshard._torch_compat.dtensor.packed import keep_packed
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.layout.layouts import Layout, local_shape
@@ -96,6 +97,7 @@ def shard_parameters(
         agree_on_overflows()
         agree_on_anomalies()
         copy_slices()
+        keep_packed()
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
                 if buffer.is_meta or isinstance(buffer, DTensor):

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial
 
 from fxshard.errors import RunError
 from fxshard.graph.planning_graph import UNKNOWN
-from fxshard.layout.layouts import Layout, local_offset, local_shape
+from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
 from fxshard.mesh.mesh import Mesh
 
 Coordinate = tuple[int, ...]
@@ -21,11 +21,13 @@ REPLICAS_DIFFER_REMEDY = (
 
 def scatter(value: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: Coordinate) -> torch.Tensor:
     """The shard of ``value`` on the rank at ``coordinate``; a pending sum is on the first rank of its axis, and zero on the others."""
-    shape = tuple(value.shape)
-    for dim, (offset, length) in enumerate(
-        zip(local_offset(shape, layout, mesh.shape, coordinate), local_shape(shape, layout, mesh.shape, coordinate), strict=True)
-    ):
-        value = value.narrow(dim, offset, length)
+    blocks = local_blocks(tuple(value.shape), layout, mesh.shape, coordinate)
+    if len(blocks) == 1:
+        value = value[blocks[0].there]
+    else:
+        value, whole = value.new_empty(local_shape(tuple(value.shape), layout, mesh.shape, coordinate)), value
+        for block in blocks:
+            value[block.here] = whole[block.there]
     for placement, index in zip(layout, coordinate, strict=True):
         if isinstance(placement, Partial) and index > 0 and placement.reduce_op in ("sum", "product"):
             value = torch.full_like(value, 0 if placement.reduce_op == "sum" else 1)
@@ -43,14 +45,14 @@ def gather(shards: Mapping[Coordinate, torch.Tensor], layout: Layout, shape: tup
     if UNKNOWN in shape:  # replicated, so that any shard has the full size
         shape = tuple(first.shape)
     whole = torch.empty(shape, dtype=first.dtype, device=first.device)
-    written: dict[tuple[int, ...], torch.Tensor] = {}
+    written: dict[Block, torch.Tensor] = {}
     for coordinate, piece in pieces.items():
-        offset = local_offset(shape, layout, mesh.shape, coordinate)
-        key = (*offset, *piece.shape)
-        if key in written and not _close(written[key], piece):
-            raise RunError(f"replicas differ in a result with layout {layout}", remedy=REPLICAS_DIFFER_REMEDY)
-        written[key] = piece
-        whole[tuple(slice(o, o + n) for o, n in zip(offset, piece.shape, strict=True))] = piece
+        for block in local_blocks(shape, layout, mesh.shape, coordinate):
+            own = piece[block.here]
+            if block in written and not _close(written[block], own):
+                raise RunError(f"replicas differ in a result with layout {layout}", remedy=REPLICAS_DIFFER_REMEDY)
+            written[block] = own
+            whole[block.there] = own
     return whole
 
 

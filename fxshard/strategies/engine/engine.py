@@ -19,12 +19,13 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import OpOverload
 from fxshard.graph.call import Call, TensorMeta
-from fxshard.layout.layouts import REDUCE_OPS, Layout, nested_chunk
+from fxshard.layout.layouts import REDUCE_OPS, Layout, nested_chunk, parts_of, sharded_dim
 from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import NO_RULE, OpSpec
 from fxshard.strategies.engine.conversion import commutes_with_conversion, has_reduction, is_inexact
 from fxshard.strategies.engine.factors import Factors, Linear, is_one, known_equal, replicate_all, resolve
+from fxshard.strategies.engine.packed import Packs
 from fxshard.strategies.engine.registered_sharding import options_from, sharding_function
 from fxshard.strategies.engine.registry import has_rule, lookup, on_change
 
@@ -50,12 +51,13 @@ class OpStrategy:
 @dataclass(frozen=True)
 class _ShardingCondition:
     """The conditions for sharding a factor of ``size``: aligned cuts in merged dims (``inner``: sizes of the rest of these dims), no empty
-    shards (``full``), equal shards (``even``)."""
+    shards (``full``), equal shards (``even``). ``parts``: of a packed factor, each of which must meet them; only one axis may cut it."""
 
     size: Any
     inner: tuple[Any, ...]
     full: bool
     even: bool
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,16 @@ class _Options:
     conflicts: frozenset[frozenset[str]] = frozenset()
 
 
-def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS) -> OpStrategy:
+def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS, packs: Packs = ()) -> OpStrategy:
     """All legal specs of ``call`` on ``mesh``, replicated first, in a fixed order.
 
     ``reductions``: the pending reductions that may pass through the operator; a graph in which only sums occur needs only those.
+    ``packs``: the dims that may be packed, () for none.
     """
     wanted = tuple(op for op in REDUCE_OPS if op in set(reductions))
     if not call.is_hashable:
-        return _strategy(call, mesh.shape, wanted)
-    return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else sharding_function(call.op))
+        return _strategy(call, mesh.shape, wanted, packs)
+    return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else sharding_function(call.op), packs)
 
 
 def created_reductions(call: Call) -> frozenset[str]:
@@ -94,9 +97,9 @@ def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
 
 
 @lru_cache(maxsize=2048)
-def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any) -> OpStrategy:
+def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any, packs: Packs) -> OpStrategy:
     """``function``: the one given to torch's ``register_sharding``; part of the key, because torch reports no changes."""
-    return _strategy(call, shape, reductions)
+    return _strategy(call, shape, reductions, packs)
 
 
 def cache_info() -> Any:
@@ -128,7 +131,13 @@ def _missing_rule_reason(call: Call) -> str:
     return _UNSHARDABLE.get(call.op, f"{NO_RULE} {call.op}")
 
 
-def _options(call: Call) -> _Options:
+def resolved_rule(call: Call) -> tuple[Factors, dict[str, Any]] | None:
+    """The factors of a call and their sizes; None if it has no rule of its own."""
+    entry = lookup(call.op)
+    return None if entry is None else resolve(entry.rule(call), call)
+
+
+def _options(call: Call, packs: Packs = ()) -> _Options:
     entry = lookup(call.op)
     function = None if entry else sharding_function(call.op)
     if function is not None:
@@ -142,9 +151,23 @@ def _options(call: Call) -> _Options:
         if option is not None:
             found.append(option)
             conditions[factor] = _condition(rule, factor, sizes, option)
+    found += _packed(call, packs, rule, sizes, conditions)
+    conflicts = _conflicts(found, only_packed=True) if packs else frozenset()
     found += _pending(rule, call)
     distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
-    return _Options(tuple(reversed(distinct.values())), conditions, entry is None, rule.note)
+    return _Options(tuple(reversed(distinct.values())), conditions, entry is None, rule.note, conflicts)
+
+
+def _packed(
+    call: Call, packs: Packs, rule: Factors, sizes: dict[str, Any], conditions: dict[str, _ShardingCondition]
+) -> Iterator[AxisOption]:
+    """Options on packed dims; adds their conditions to ``conditions``."""
+    entry = lookup(call.op)
+    form = entry.packed_form if entry and packs else None
+    for number, given in enumerate(form(call, packs, rule, sizes) if form else ()):
+        option = AxisOption(given.inputs, given.outputs, f"packed {number}")
+        conditions[f"packed {number}"] = _ShardingCondition(sum(given.parts), given.inner, given.full, _averages(option), given.parts)
+        yield option
 
 
 def _options_from_placements(call: Call, pairs: Iterable[tuple[tuple[Placement, ...], tuple[Placement, ...]]]) -> _Options:
@@ -162,10 +185,15 @@ def _options_from_placements(call: Call, pairs: Iterable[tuple[tuple[Placement, 
     return _Options(tuple(found.values()), conditions, False, "", _conflicts(found.values()))
 
 
-def _conflicts(options: Iterable[AxisOption]) -> frozenset[frozenset[str]]:
-    """Pairs of listed options that shard a common dim; unlike factors of a rule, such options may combine it with different dims."""
-    dims = {o.factor: {(k, p.dim) for k, p in enumerate((*o.inputs, *o.outputs)) if isinstance(p, Shard)} for o in options if o.factor}
-    return frozenset(frozenset(pair) for pair in itertools.combinations(dims, 2) if dims[pair[0]] & dims[pair[1]])
+def _conflicts(options: Iterable[AxisOption], only_packed: bool = False) -> frozenset[frozenset[str]]:
+    """Pairs of listed options that shard a common dim; unlike factors of a rule, such options may combine it with different dims.
+
+    ``only_packed``: pairs of which one packs the dim."""
+    named = {o.factor: (*o.inputs, *o.outputs) for o in options if o.factor}
+    dims = {f: {(k, d) for k, p in enumerate(places) if (d := sharded_dim(p)) is not None} for f, places in named.items()}
+    packed = {f: {(k, p.dim) for k, p in enumerate(places) if parts_of(p)} for f, places in named.items()}
+    pairs = itertools.combinations(dims, 2)
+    return frozenset(frozenset((a, b)) for a, b in pairs if (dims[a] & dims[b] & (packed[a] | packed[b] if only_packed else dims[a])))
 
 
 def _sharded_sizes(placements: Iterable[Placement], metas: Iterable[TensorMeta | None]) -> list[Any]:
@@ -288,8 +316,8 @@ def _obeys(rule: Factors, option: AxisOption) -> bool:
     return all(option.inputs[i] == option.outputs[o] for i, o in rule.enforce)
 
 
-def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...]) -> OpStrategy:
-    offered = _options(call)
+def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], packs: Packs = ()) -> OpStrategy:
+    offered = _options(call, packs)
     options = [o for o in offered.options if _wanted(o, reductions)]
     product = itertools.product(options, repeat=len(shape))
     chosen = [c for c in product if _legal(c, shape, offered.conditions) and not _has_conflict(c, offered.conflicts)]
@@ -319,15 +347,20 @@ def _rows(columns: list[list[Layout]], count: int) -> Iterable[tuple[Layout, ...
 def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], conditions: dict[str, _ShardingCondition]) -> bool:
     for factor in {o.factor for o in chosen if o.factor is not None}:
         condition = conditions[factor]
-        if condition.inner or condition.full or condition.even:
-            parts = tuple(n for o, n in zip(chosen, shape, strict=True) if o.factor == factor)
-            if condition.even and not known_equal(condition.size % math.prod(parts), 0):
+        if condition.inner or condition.full or condition.even or condition.parts:
+            ranks = tuple(n for o, n in zip(chosen, shape, strict=True) if o.factor == factor)
+            if condition.parts and len(ranks) > 1:
                 return False
-            if not all(aligned(condition.size, inner, parts) for inner in condition.inner) or (
-                condition.full and not _has_no_empty_shard(condition.size, parts)
-            ):
+            if not all(_meets(size, condition, ranks) for size in condition.parts or (condition.size,)):
                 return False
     return True
+
+
+def _meets(size: Any, condition: _ShardingCondition, ranks: tuple[int, ...]) -> bool:
+    """Whether ``size`` elements can be cut over axes of so many ranks."""
+    if condition.even and not known_equal(size % math.prod(ranks), 0):
+        return False
+    return all(aligned(size, inner, ranks) for inner in condition.inner) and not (condition.full and not _has_no_empty_shard(size, ranks))
 
 
 def _has_conflict(chosen: tuple[AxisOption, ...], conflicts: frozenset[frozenset[str]]) -> bool:

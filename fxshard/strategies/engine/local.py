@@ -45,6 +45,10 @@ class LocalContext(Protocol):
         """The same for an output."""
         ...
 
+    def part_lengths(self, layout: Layout, dim: int) -> tuple[int, ...]:
+        """Local lengths of the parts of a packed dim; () if ``layout`` does not pack it."""
+        ...
+
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds a call of an aten (or neutral) operator to the local graph."""
         ...

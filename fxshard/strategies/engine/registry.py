@@ -11,21 +11,31 @@ from typing import Any
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.derived import derive
-from fxshard.strategies.engine.factors import Rule
+from fxshard.strategies.engine.factors import Factors, Rule
 from fxshard.strategies.engine.local import LocalContext, LocalForm
+from fxshard.strategies.engine.packed import PackedOption, Packs, by_factor
+
+PackedForm = Callable[[Call, Packs, Factors, dict[str, Any]], Iterable[PackedOption]]
+"""The options of a call on packed dims, from the call, its packed dims, and its resolved rule with the sizes of factors."""
 
 
 @dataclass(frozen=True)
 class Registered:
     """``size_argument``: position of the argument that is the shape of output 0; ``local``: emits the local operator.
 
-    ``description``: text of a user's registration; empty for built-in rules.
+    ``description``: text of a user's registration; empty for built-in rules. ``packed``: the options on packed dims.
     """
 
     rule: Rule
     local: LocalForm | None = None
     size_argument: int | None = None
     description: str = ""
+    packed: PackedForm | None = None
+
+    @property
+    def packed_form(self) -> PackedForm | None:
+        """The options on packed dims; None if there are none, because the local form may depend on the shard's position."""
+        return self.packed or (by_factor if self.local is None else None)
 
 
 _RULES: dict[str, Registered] = {}
@@ -40,12 +50,13 @@ def register(
     size_argument: int | None = None,
     override: bool = False,
     description: str = "",
+    packed: PackedForm | None = None,
 ) -> None:
     """Registers the rule of operators (``"aten.mm.default"``); raises RuleError if one has a rule already, unless ``override``."""
     for op in [ops] if isinstance(ops, str) else ops:
         if op in _RULES and not override:
             raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
-        _RULES[op] = Registered(rule, local, size_argument, description)
+        _RULES[op] = Registered(rule, local, size_argument, description, packed)
     for forget in _ON_CHANGE:
         forget()
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import pytree
 from fxshard.graph.call import Call, Operand
-from fxshard.layout.layouts import Layout, chunk_lengths, is_emptied, local_offset, local_shape
+from fxshard.layout.layouts import Layout, chunk_lengths, is_emptied, local_offset, local_shape, packed_chunks
 from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies.engine.conversion import identity
 from fxshard.strategies.engine.registry import local_form
@@ -103,6 +103,10 @@ class EagerContext:
 
     def output_offset(self, output: int, dim: int) -> Any:
         return self._offset(self._output(output), self.outputs[output], dim)
+
+    def part_lengths(self, layout: Layout, dim: int) -> tuple[int, ...]:
+        packed = layout.packed_on(dim)
+        return () if packed is None else tuple(n for _, n in packed_chunks(packed[1].parts, self.mesh[0], self.coordinate[0]))
 
     def _output(self, output: int) -> tuple[int, ...]:
         meta = self.call.outputs[output]

@@ -1,20 +1,25 @@
 """Joining and splitting along a dim: cat, stack, split, unbind. The dim stays whole, all others can be sharded.
 
 If a dim is sharded over n ranks, rank 0 has its first L / n elements, but 1 / n of each piece would have to be on
-rank 0: a piece of a shard is not a shard of the piece, whatever the sizes. There are two exceptions: a piece that
-is the whole dim, if all others have no elements; and a dim (a b) that a view has split into dims a and b, if pieces are cut or joined
-along b. Stacking and unbinding have one piece per index, so the same holds.
+rank 0: a piece of a shard is not a shard of the piece, whatever the sizes. There are three exceptions: a piece that
+is the whole dim, if all others have no elements; a dim (a b) that a view has split into dims a and b, if pieces are cut or joined
+along b; and a packed dim, which is sharded in each of its parts, if the pieces are these parts. Stacking and unbinding have one piece
+per index, so the same holds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Shard
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.graph.call import Call, TensorMeta
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext
+from fxshard.strategies.engine.packed import PackedOption, Packs, by_factor
 from fxshard.strategies.engine.registry import register, unchanged
 from fxshard.strategies.tensors.dims import named
 from fxshard.strategies.tensors.pointwise import aten_names
@@ -60,10 +65,28 @@ def split(call: Call) -> Factors:
     return factors([ins], outs, depends=depends, linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
+def packed_split(call: Call, packs: Packs, rule: Factors, sizes: dict[str, Any]) -> Iterator[PackedOption]:
+    """Pieces of a packed dim that are its parts are sharded as usual."""
+    yield from by_factor(call, packs, rule, sizes)
+    dim = call.arg(2, "dim", 0) % call.operands[0].ndim
+    parts = dict(packs[0]).get(dim, ())
+    if parts and parts == tuple(o.shape[dim] for o in call.outputs if o is not None) and len(parts) == len(call.outputs):
+        yield PackedOption((PackedShard(dim, parts),), (Shard(dim),) * len(parts), parts)
+
+
+def packed_cat(call: Call, packs: Packs, rule: Factors, sizes: dict[str, Any]) -> Iterator[PackedOption]:
+    """Operands that become the parts of a packed dim are sharded as usual."""
+    yield from by_factor(call, packs, rule, sizes)
+    dim = call.arg(1, "dim", 0) % max(call.output.ndim, 1)
+    parts = dict(packs[-1]).get(dim, ())
+    if parts and all(o.ndim == call.output.ndim for o in call.operands) and parts == tuple(o.shape[dim] for o in call.operands):
+        yield PackedOption((Shard(dim),) * len(parts), (PackedShard(dim, parts),), parts)
+
+
 def local_split(ctx: LocalContext) -> Any:
     """Splits the shard into pieces of local sizes."""
     dim = ctx.call.arg(2, "dim", 0) % ctx.call.operands[0].ndim
-    if not ctx.inputs[0].axes_on(dim):
+    if not ctx.inputs[0].held_on(dim):
         return unchanged(ctx)
     lengths = [ctx.output_shape(i)[dim] for i in range(len(ctx.call.outputs))]
     return ctx.emit(torch.ops.aten.split_with_sizes.default, ctx.args[0], lengths, dim)
@@ -78,8 +101,13 @@ def unbind(call: Call) -> Factors:
     return factors([ins], [out] * len(call.outputs), linear=linear_groups(call, [(0,)], MOVEMENT))
 
 
-register(aten_names("cat"), cat)
+register(aten_names("cat"), cat, packed=packed_cat)
 register(aten_names("stack"), stack)
-register(aten_names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"), split, local=local_split)
-register(aten_names("split_copy.Tensor split_with_sizes_copy"), split, local=local_split)
+register(
+    aten_names("split.Tensor split_with_sizes chunk unsafe_split.Tensor unsafe_split_with_sizes"),
+    split,
+    local=local_split,
+    packed=packed_split,
+)
+register(aten_names("split_copy.Tensor split_with_sizes_copy"), split, local=local_split, packed=packed_split)
 register(aten_names("unbind.int unbind_copy.int"), unbind)

@@ -1,17 +1,23 @@
 """Slices, selections and diagonals at literal positions.
 
 A dim that a slice takes whole can be sharded; one of which it takes every k-th element can be sharded in groups of k. Any other
-part of a dim is on some ranks only, and its pieces on the ranks are not shards of the part: the dim then stays whole.
+part of a dim is on some ranks only, and its pieces on the ranks are not shards of the part: the dim then stays whole. A packed dim is
+sharded in each of its parts, so a slice that is one of them is sharded too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch.distributed.tensor import Shard
+
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext, LocalForm
+from fxshard.strategies.engine.packed import PackedOption, Packs, by_factor
 from fxshard.strategies.engine.registry import register, replaced
 from fxshard.strategies.tensors.dims import named, rearranged
 from fxshard.strategies.tensors.pointwise import aten_names
@@ -63,6 +69,41 @@ def slice_backward(call: Call) -> Factors:
     return rearranged(call, short, long, sizes=sizes)
 
 
+def part_taken(call: Call, parts: Sequence[int], size: int, first: int) -> int | None:
+    """Index of the part of a packed dim that a slice takes, None if it takes anything else. ``first``: position of its start."""
+    start, end, step = call.arg(first, "start"), call.arg(first + 1, "end"), call.arg(first + 2, "step", 1)
+    if step != 1 or not all(isinstance(v, int | None) for v in (start, end)):
+        return None
+    begin, stop = first_taken(start, size), size if end is None else first_taken(end, size)
+    return next((k for k, (a, b) in enumerate(ends_of(parts)) if (a, b) == (begin, stop)), None)
+
+
+def ends_of(parts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(start, end) of each part of a dim."""
+    return itertools.pairwise(itertools.accumulate(parts, initial=0))
+
+
+def packed_slice(call: Call, packs: Packs, rule: Factors, sizes: dict[str, Any]) -> Iterator[PackedOption]:
+    """A slice that is a part of a packed dim is sharded as usual."""
+    yield from by_factor(call, packs, rule, sizes)
+    shape = call.operands[0].shape
+    along = call.arg(1, "dim", 0) % max(len(shape), 1)
+    parts = dict(packs[0]).get(along, ())
+    taken = part_taken(call, parts, shape[along], 2) if parts else None
+    if taken is not None:
+        yield PackedOption((PackedShard(along, parts),), (Shard(along),), parts)
+
+
+def packed_slice_backward(call: Call, packs: Packs, rule: Factors, sizes: dict[str, Any]) -> Iterator[PackedOption]:
+    """The gradient of a slice that is a part of a packed dim: zeros in the other parts."""
+    yield from by_factor(call, packs, rule, sizes)
+    shape = call.output.shape
+    along = call.arg(2, "dim", 0) % max(len(shape), 1)
+    parts = dict(packs[-1]).get(along, ())
+    if parts and part_taken(call, parts, shape[along], 3) is not None:
+        yield PackedOption((Shard(along),), (PackedShard(along, parts),), parts)
+
+
 TO_THE_END = 2**63 - 1
 """The end of a slice that torch writes for ``x[1:]``."""
 
@@ -74,7 +115,13 @@ def local_slice(end: int, sizes: int | None = None) -> LocalForm:
         values: dict[int, Any] = {} if sizes is None else {sizes: list(ctx.output_shape())}
         shape = ctx.call.operands[0].shape if sizes is None else ctx.call.arg(sizes)
         along = ctx.call.arg(end - 2, "dim", 0) % max(len(shape), 1)
-        if ctx.inputs[0].axes_on(along):
+        whole = ctx.inputs[0] if sizes is None else ctx.outputs[0]
+        packed = whole.packed_on(along)
+        taken = None if packed is None else part_taken(ctx.call, packed[1].parts, shape[along], end - 1)
+        if taken is not None:
+            first, last = list(ends_of(ctx.part_lengths(whole, along)))[taken]
+            values |= {end - 1: first, end: last}
+        elif packed is not None or ctx.inputs[0].axes_on(along):
             values |= {end - 1: first_taken(ctx.call.arg(end - 1), shape[along]), end: TO_THE_END}
         return ctx.emit(ctx.target, *replaced(ctx.args, values), **ctx.kwargs)
 
@@ -208,8 +255,8 @@ def unfold_backward(call: Call) -> Factors:
     return factors([ins], [outs], linear=linear_groups(call, [(0,)]))
 
 
-register(aten_names("slice.Tensor slice_copy.Tensor"), sliced, local=local_slice(3))
-register(aten_names("slice_backward"), slice_backward, local=local_slice(4, sizes=1))
+register(aten_names("slice.Tensor slice_copy.Tensor"), sliced, local=local_slice(3), packed=packed_slice)
+register(aten_names("slice_backward"), slice_backward, local=local_slice(4, sizes=1), packed=packed_slice_backward)
 register(aten_names("constant_pad_nd"), padded)
 register(aten_names("select.int select_copy.int"), selected)
 register(aten_names("select_backward"), select_backward, size_argument=1)

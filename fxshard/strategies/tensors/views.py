@@ -11,6 +11,7 @@ import torch
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import MOVEMENT, Factors, factors, is_one, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext
+from fxshard.strategies.engine.packed import by_factor
 from fxshard.strategies.engine.registry import register
 
 
@@ -109,6 +110,6 @@ def local_view(ctx: LocalContext) -> Any:
     return ctx.emit(torch.ops.aten.reshape.default, ctx.args[0], list(ctx.output_shape()))
 
 
-register(["aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"], view, local=local_view)
-register(["aten.view_copy.default", "aten._reshape_copy.default"], view, local=local_view)
-register(["aten._reshape_alias.default", "aten.flatten.using_ints", "aten.unflatten.int"], view, local=local_view)
+register(["aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"], view, local=local_view, packed=by_factor)
+register(["aten.view_copy.default", "aten._reshape_copy.default"], view, local=local_view, packed=by_factor)
+register(["aten._reshape_alias.default", "aten.flatten.using_ints", "aten.unflatten.int"], view, local=local_view, packed=by_factor)

@@ -1,0 +1,102 @@
+"""Packed projections are cut by heads: programs equal one device, forward and backward, on any plan."""
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from equality import mesh_of
+from packed_models import MODELS, Attention, GateUp, by_head, made, slices, split, view
+from test_known_collectives import residual_pins
+from torch import nn
+
+import fxshard
+from fxshard._torch_compat.dtensor.packed import PackedShard
+from fxshard.errors import ConstraintError, FileError, FxshardError, LayoutError
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.parallel import read_parallel
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
+from fxshard.testing.compare import assert_equal_to_one_device, one_device
+from fxshard.testing.random_plan import random_graph_plan
+
+
+@lru_cache(maxsize=2)
+def prepared(name: str) -> tuple[Any, PlanningGraph, Any]:
+    model, x = made(name)
+    return (model, (x,), {}), trace(model, (x,)), one_device(model, (x,), {})
+
+
+def check(name: str, plan: fxshard.ShardingPlan) -> None:
+    case, graph, reference = prepared(name)
+    assert fxshard.ShardingPlan.from_json(plan.to_json()) == plan
+    program = lower_plan(graph, plan)
+    assert_equal_to_one_device(simulate_program(program, program_values(program, *case)), reference)
+
+
+@pytest.mark.parametrize(
+    ("take", "pairs", "parts"), [(split, 8, "512+512+512"), (slices, 2, "512+128+128"), (view, 8, "512+512+512"), (by_head, 8, "")]
+)
+def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts: str) -> None:
+    """With the residual stream whole, each layer has one all-reduce after attention and one after the MLP, and as many in the backward."""
+    with torch.device("meta"):
+        model = nn.Sequential(Attention(take, 8, pairs, 64), GateUp(512, 2048), Attention(take, 8, pairs, 64), GateUp(512, 2048))
+        x = torch.empty(4, 128, 512, requires_grad=True)
+    graph = trace(model, (x,))
+    attention = f"S(0:{parts})" if parts else "S(0)"
+    pins = {
+        "*.out.weight": "S(1)",
+        "*.down.weight": "S(1)",
+        "*.out.bias": "R",
+        "[02].packed.*": attention,
+        "[13].packed.*": "S(0:2048+2048)",
+    }
+    pins |= residual_pins(graph, (4, 128, 512))
+    plan = plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(pins=pins, input_layouts="R", output_layouts="R"))
+    assert plan.gap == 0
+    assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", (4, 128, 512))] * 8
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_solvers_plan_equals_one_device(name: str, mesh: str) -> None:
+    check(name, plan_graph(prepared(name)[1], mesh_of(mesh), Request()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "dp=2,tp=2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans_equal_one_device(name: str, mesh: str, seed: int) -> None:
+    check(name, random_graph_plan(annotate(prepared(name)[1], mesh_of(mesh)), seed))
+
+
+def test_packed_pins_take_the_parts_from_the_model() -> None:
+    _, graph, _ = prepared("fewer pairs")
+    mesh = mesh_of("dp=2,tp=2")
+    for request in (Request(pins={"packed.*": {"tp": PackedShard(0, ())}}), Request(pins={"packed.*": "RS(0:packed)"})):
+        plan = plan_graph(graph, mesh, request)
+        assert {str(plan.specs[f"packed_{name}"].outputs[0][1]) for name in ("weight", "bias")} == {"PackedShard(0, (8, 4, 4))"}
+        check("fewer pairs", plan)
+    with pytest.raises(LayoutError, match=r"out.weight.* cannot be S\(0:packed\): the model does not take its dim 0 apart"):
+        plan_graph(graph, mesh, Request(pins={"out.weight": "RS(0:packed)"}))
+    with pytest.raises(ConstraintError, match=r"S\(0:6\+6\+4\)"):
+        plan_graph(graph, mesh, Request(pins={"packed.weight": "RS(0:6+6+4)"}))
+
+
+def test_hugging_faces_style_packs_the_weight() -> None:
+    _, graph, _ = prepared("gate and up")
+    styles = read_parallel({"packed": "packed_colwise", "down": "rowwise"}, fxshard.Mesh({"tp": 2}))
+    plan = plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(parallel=styles))
+    assert str(plan.specs["packed_weight"].outputs[0]) == "S(0:10+10)"
+
+
+def test_a_plans_file_with_other_parts_is_refused() -> None:
+    _, graph, _ = prepared("fewer pairs")
+    text = plan_graph(graph, mesh_of("tp=2"), Request(pins={"packed.weight": "S(0:packed)"})).to_json()
+    with pytest.raises(FileError, match="do not add up"):
+        fxshard.ShardingPlan.from_json(text.replace("S(0:8+4+4)", "S(0:8+4+5)"))
+    with pytest.raises(FxshardError, match="packed_weight|cannot run as"):
+        lower_plan(graph, fxshard.ShardingPlan.from_json(text.replace(":8+4+4", ":6+6+4")))
