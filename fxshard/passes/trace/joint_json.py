@@ -195,7 +195,7 @@ def graph_to_json(module: fx.GraphModule) -> dict[str, Any]:
 
 def _meta(node: fx.Node, memory: StorageIds, modules: ModuleIds) -> dict[str, Any]:
     said: dict[str, Any] = {key: to_json(node.meta[key], _refuse_node) for key in STORED_META if key in node.meta}
-    said |= {key: modules.describe(node.meta[key]) for key in MODULE_STACKS if key in node.meta}
+    said |= {key: modules.describe(node.meta[key]) for key in MODULE_STACKS if node.meta.get(key) is not None}
     if "val" in node.meta:
         said["val"] = memory.describe(node.meta["val"])
     if "desc" in node.meta:
