@@ -96,7 +96,7 @@ def _call(node: fx.Node, kind: str, value: Any) -> DTensorCall:
     whole = kind == "full_tensor"
     layout = _layout(node, kind, [Replicate()] * value.device_mesh.ndim if whole else value.placements)
     chosen: Any = node.kwargs.get("grad_placements")
-    gradient = _of_gradient(layout) if chosen is None else _layout(node, kind, chosen)
+    gradient = of_gradient(layout) if chosen is None else _layout(node, kind, chosen)
     mesh = captured_mesh(value)
     parts = tuple((p.dim, n) for p, n in zip(layout, mesh.shape, strict=True) if isinstance(p, Shard))
     if chosen is not None and value.requires_grad and _sharded(gradient) != _sharded(layout):
@@ -112,7 +112,7 @@ def _layout(node: fx.Node, kind: str, placements: Sequence[Placement]) -> Layout
     return Layout(placements)
 
 
-def _of_gradient(layout: Layout) -> Layout:
+def of_gradient(layout: Layout) -> Layout:
     """The layout of a gradient that DTensor guarantees: Replicate for Partial."""
     return Layout([Replicate() if p.is_partial() else p for p in layout])
 

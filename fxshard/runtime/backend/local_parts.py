@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import HigherOrderOperator, pytree
+from fxshard._torch_compat.dtensor.captured import captured_mesh
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import PlanError, TraceError
 from fxshard.graph.planning_graph import source_line
@@ -32,7 +33,7 @@ from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.returned import RETURNED
 from fxshard.passes.trace.rewrites.shared_memory import missed_writes
-from fxshard.runtime.backend.graph_calls import LOCAL, DTensorCall, dtensor_calls_in
+from fxshard.runtime.backend.graph_calls import LOCAL, DTensorCall, dtensor_calls_in, of_gradient
 from fxshard.runtime.calls.inputs import as_dtensor
 
 Parts = Sequence[Sequence[int]]
@@ -70,9 +71,10 @@ def row_layout(ndim: int) -> Layout:
     return Layout([Shard(0)] * ndim)
 
 
-def stacked(local: Tensor, device_mesh: DeviceMesh) -> DTensor:
-    """The stack of which ``local`` is this rank's row, in memory that it shares with ``local``; differentiable."""
-    return as_dtensor(local.unsqueeze(0), device_mesh, row_layout(device_mesh.ndim), (device_mesh.size(), *local.shape))
+def stacked(value: Tensor, device_mesh: DeviceMesh) -> DTensor:
+    """The stack of which ``value``, or what this rank holds of it, is this rank's row, in the same memory; differentiable."""
+    row = value.to_local() if isinstance(value, DTensor) else value
+    return as_dtensor(row.unsqueeze(0), device_mesh, row_layout(device_mesh.ndim), (device_mesh.size(), *row.shape))
 
 
 def replace_dtensor_calls(graph: fx.Graph) -> LocalEnds:
@@ -81,9 +83,20 @@ def replace_dtensor_calls(graph: fx.Graph) -> LocalEnds:
     ``redistribute`` and the calls on whole values become ``fxshard.placed``, those on local ones the ends of a region. Raises TraceError,
     with the user's line, for what cannot be planned, PlanError for two meshes.
     """
-    calls = dtensor_calls_in(graph)
+    calls, sums = dtensor_calls_in(graph), pending_inputs(graph)
     _refuse_nested(graph)
-    return _Replacement(graph, calls).run() if calls else NO_ENDS
+    meshes = [*(call.device_mesh for call in calls.values()), *(captured_mesh(n.meta["example_value"]) for n in sums)]
+    return _Replacement(graph, calls, sums, meshes[0]).run() if meshes else NO_ENDS
+
+
+def pending_inputs(graph: fx.Graph) -> dict[fx.Node, Layout]:
+    """The inputs that are DTensors of pending sums, which a plan's inputs cannot be: each rank's term is a local tensor."""
+    found = {}
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value")
+        if isinstance(value, DTensor) and {type(p) for p in value.placements} in ({Partial}, {Partial, Replicate}):
+            found[node] = Layout(value.placements)
+    return found
 
 
 @dataclass
@@ -92,15 +105,17 @@ class _Replacement:
 
     graph: fx.Graph
     calls: Mapping[fx.Node, DTensorCall]
+    sums: Mapping[fx.Node, Layout]
+    mesh: DeviceMesh
     local: set[fx.Node] = field(default_factory=set)
 
     def run(self) -> LocalEnds:
-        output, mesh = self.graph.output_node(), next(iter(self.calls.values())).device_mesh
+        output, mesh = self.graph.output_node(), self.mesh
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
-        self.mesh, self.axes, self.by_row = mesh, str(as_mesh(mesh)), str(row_layout(mesh.ndim))
+        self.axes, self.by_row = str(as_mesh(mesh)), str(row_layout(mesh.ndim))
         handed = {call.node for call in self.calls.values() if self._only_handed_out(call, output)}
         self.local = _connected(_plain_links(self.graph, self.calls), self._seeds(handed))
-        inputs = frozenset(i for i, node in enumerate(placeholders) if node in self.local)
+        inputs = frozenset(i for i, node in enumerate(placeholders) if node in self.local or node in self.sums)
         operators = {node for node in self.graph.nodes if node not in self.calls and _is_dtensor_operator(node)}
         leaves, spec = pytree.tree_flatten(output.args[0])
         shards = frozenset(i for i, leaf in enumerate(leaves) if leaf in handed)
@@ -167,8 +182,11 @@ class _Replacement:
 
     def _read_row(self, placeholder: fx.Node, last: fx.Node) -> None:
         with _inserting(self.graph, placeholder, last):
-            row = self.graph.call_function(row_of, (placeholder, self.mesh.size(), self.by_row, self.axes))
-        placeholder.replace_all_uses_with(row, delete_user_cb=lambda user: user is not row)
+            row = value = self.graph.call_function(row_of, (placeholder, self.mesh.size(), self.by_row, self.axes))
+            if placeholder in self.sums:
+                layout = self.sums[placeholder]
+                value = self.graph.call_function(value_of, (row, (), str(layout), str(of_gradient(layout)), self.axes))
+        placeholder.replace_all_uses_with(value, delete_user_cb=lambda user: user is not row)
 
     def _replicate_operands(self, node: fx.Node) -> None:
         """A local operand of an operator on DTensors counts as a replicated DTensor (``implicit_replication``)."""
