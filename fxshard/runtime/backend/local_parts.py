@@ -34,6 +34,7 @@ from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.returned import RETURNED
 from fxshard.passes.trace.rewrites.shared_memory import missed_writes
 from fxshard.runtime.backend.graph_calls import LOCAL, DTensorCall, dtensor_calls_in, of_gradient
+from fxshard.runtime.backend.nested_calls import inline_checkpoints
 from fxshard.runtime.calls.inputs import as_dtensor
 
 Parts = Sequence[Sequence[int]]
@@ -83,8 +84,8 @@ def replace_dtensor_calls(graph: fx.Graph) -> LocalEnds:
     ``redistribute`` and the calls on whole values become ``fxshard.placed``, those on local ones the ends of a region. Raises TraceError,
     with the user's line, for what cannot be planned, PlanError for two meshes.
     """
+    inline_checkpoints(graph)
     calls, sums = dtensor_calls_in(graph), pending_inputs(graph)
-    _refuse_nested(graph)
     meshes = [*(call.device_mesh for call in calls.values()), *(captured_mesh(n.meta["example_value"]) for n in sums)]
     return _Replacement(graph, calls, sums, meshes[0]).run() if meshes else NO_ENDS
 
@@ -300,19 +301,6 @@ def _inserting(graph: fx.Graph, node: fx.Node, after: fx.Node | None = None) -> 
     while new is not end:
         new.meta = {key: value for key, value in node.meta.items() if key in KEPT_META}
         new = new.next
-
-
-def _refuse_nested(graph: fx.Graph) -> None:
-    """Raises TraceError for a call in the body of a checkpoint, a loop or a branch."""
-    module = graph.owning_module
-    for node in graph.find_nodes(op="get_attr"):
-        body = getattr(module, str(node.target), None)
-        if isinstance(body, fx.GraphModule):
-            nested = next(iter(dtensor_calls_in(body.graph)), None)
-            if nested is not None:
-                what = "a DTensor's layout is named in a block of its own (torch.utils.checkpoint, a loop, a branch)"
-                raise TraceError(what, where=source_line(nested), remedy="leave the checkpoint out (fxshard decides what to recompute)")
-            _refuse_nested(body.graph)
 
 
 def keep_writes(module: fx.GraphModule, tensors: Sequence[Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
+from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.backend.dtensor_cases import S0, S1, Arguments, P, R, both, dtensor, own, same, whole
 from tests.distributed.scenarios import run_scenarios
@@ -59,6 +60,7 @@ CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {
         both(own(2, 6), own(6, 2)),
     ),
     "from_local_scalar": (lambda mesh, x: DTensor.from_local(x, mesh, P) * 2, own()),
+    "checkpointed": (lambda mesh, x: checkpoint(attention, mesh, x, x.T, use_reentrant=False) * 2, dtensor(Replicate(), 4, 6)),
     "grad_placements": (lambda mesh, x: (x * 2).full_tensor(grad_placements=P) + 1, dtensor(Shard(0), 4, 6)),
     "async_op": (lambda mesh, x: x.redistribute(placements=R, async_op=True).to_local() + 1, dtensor(Shard(0), 4, 6)),
     "write_to_the_shard": (lambda mesh, x: (x * 2).to_local().add_(1) * 3, lambda mesh: [distribute_tensor(whole(4, 6), mesh, S0)]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fxshard.errors import FxshardError, PlanError, TraceError
 
@@ -34,6 +35,11 @@ def refused(kind: type[FxshardError], function: Callable[..., Any], *args: Tenso
     return str(caught.value)
 
 
+def selective(function: Callable[..., Any], d: Tensor) -> Any:
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mul.Tensor])
+    return checkpoint(function, d, use_reentrant=False, context_fn=contexts)
+
+
 def sharded(mesh: DeviceMesh, *shape: int) -> DTensor:
     return DTensor.from_local(torch.ones(shape, dtype=torch.float64), mesh, S0, run_check=False)
 
@@ -44,7 +50,7 @@ def test_calls_that_a_plan_cannot_express(mesh: DeviceMesh) -> None:
         ("forward_dtype changes a dtype", lambda d: d.redistribute(placements=R, forward_dtype=torch.bfloat16), d),
         ("grad_placements is R", lambda d: (d * 2).to_local(grad_placements=R) * 2, sharded(mesh, 2, 4).requires_grad_()),
         ("shards of different sizes", lambda x: DTensor.from_local(x, mesh, S0, shape=torch.Size((3, 4)), stride=(4, 1)) * 2, x),
-        ("in a block of its own", lambda d: checkpoint(lambda d: d.to_local() * 2, d, use_reentrant=False), d),
+        ("a policy for selective checkpointing", lambda d: selective(lambda d: d.to_local() * 2, d), d),
     ]
     for said, function, arg in cases:
         text = refused(TraceError, function, arg)
