@@ -52,6 +52,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.size_inputs import add_size_inputs
 from fxshard.runtime.backend.backend_options import BackendOptions, backend_options
+from fxshard.runtime.backend.dtensor_rules import register_with_dtensor
 from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.backend.graph_outputs import Output, output_kind
 from fxshard.runtime.backend.graph_requests import NamedTensors, check_weight_layouts, request_of
@@ -80,6 +81,8 @@ from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, rule
 from fxshard.runtime.ranks.launch import agreed, announce, compare, leader_folder, mesh_ranks, share_plan, versions
 from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
+
+register_with_dtensor()
 
 WARN_AT_PROGRAMS = 8
 """The number of programs of one graph at which the user is warned."""

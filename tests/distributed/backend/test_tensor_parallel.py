@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,6 +21,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
 
 from tests.distributed.module.test_styles import Decoder
 from tests.distributed.scenarios import run_scenarios
@@ -91,12 +93,33 @@ def own_rows(mesh: DeviceMesh) -> Tensor:
     return rows(mesh) + mesh.get_local_rank()
 
 
+def torch_transformer(**options: Any) -> nn.Module:
+    return Transformer(ModelArgs(dropout_p=0.0, n_layers=1, max_seq_len=4, **options))
+
+
+def torch_parallel(model: nn.Module, mesh: DeviceMesh, sequence: bool) -> None:
+    """The plan of torch's own test of a Transformer."""
+    Transformer.parallelize(model, mesh, sequence, local_output_for_attn=False)
+
+
+def fully_sharded(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Tensor parallelism within FSDP, on a mesh of two axes."""
+    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    parallelize_module(model, both["tp"], DECODER)
+    for layer in model.layers:
+        fully_shard(layer, mesh=both["dp"])
+    fully_shard(model, mesh=both["dp"])
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[DeviceMesh], Tensor]]] = {
     "mlp": (Pair, TENSOR, rows),
     "mlp_sharded_by_rows": (Pair, ROWS, own_rows),
     "decoder": (Decoder, DECODER, tokens),
     "decoder_sequence_parallel": (Decoder, SEQUENCE, tokens),
     "decoder_sharded_logits": (Decoder, VOCABULARY, tokens),
+    "fully_sharded_too": (Decoder, fully_sharded, tokens),
+    "torch_transformer": (torch_transformer, partial(torch_parallel, sequence=False), tokens),
+    "torch_transformer_sequence_parallel": (torch_transformer, partial(torch_parallel, sequence=True), tokens),
 }
 
 
@@ -112,8 +135,8 @@ def same(name: str) -> None:
     eager = make().double()
     compiled = copy.deepcopy(eager)
     for model in (eager, compiled):
-        parallelize_module(model, mesh, plan)
-    compiled.compile(backend="fxshard", fullgraph=True, options={"compiler": "eager", "timeout": 60.0})
+        plan(model, mesh) if callable(plan) else parallelize_module(model, mesh, plan)
+    compiled.compile(backend="fxshard", fullgraph="fully" not in name, options={"compiler": "eager", "timeout": 60.0})
     steps = [torch.optim.SGD(model.parameters(), 0.1) for model in (eager, compiled)]
     for _ in range(2):
         want, have = full(eager(x)), full(compiled(x))
