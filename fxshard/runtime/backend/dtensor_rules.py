@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.dtensor.rules import dtensor_has_rule, dtensor_operators, is_spec
 from fxshard._torch_compat.fakes import FakeTensorMode
-from fxshard._torch_compat.operators import find_operator, schema_of
+from fxshard._torch_compat.operators import find_operator, is_composite, schema_of
 from fxshard.graph.call import call_of
 from fxshard.graph.planning_graph import outputs_of
 from fxshard.mesh.mesh import Mesh
@@ -29,6 +29,8 @@ from fxshard.strategies.engine.engine import op_strategy
 from fxshard.strategies.engine.registry import lookup, rule_names
 
 UNSUITABLE = (torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+WITHOUT_DROPOUT = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
+"""Tagged as random, but torch calls them only without dropout."""
 Option = tuple[list[Placement | None], list[Placement | None]]
 """Placements of the results and of the arguments, on one axis."""
 
@@ -44,14 +46,19 @@ def operators_without_rule() -> Iterator[OpOverload]:
     ruled = [find_operator(name.replace(".", "::", 1)) for name in rule_names() if name not in known]
     decomposed = [op for op in planning_decompositions() if str(op) not in known and not dtensor_has_rule(op)]
     for op in dict.fromkeys((*ruled, *decomposed)):
-        if op is not None and not any(tag in op.tags for tag in UNSUITABLE) and _is_functional(op):
+        if op is None or (any(tag in op.tags for tag in UNSUITABLE) and op not in WITHOUT_DROPOUT):
+            continue
+        if _is_suitable(op):
             yield op
 
 
-def _is_functional(op: OpOverload) -> bool:
-    """Whether all results are tensors or lists of tensors, and no argument is written."""
+def _is_suitable(op: OpOverload) -> bool:
+    """Whether DTensor can be asked for it: an operator of torch that is not made of others, takes tensors, returns only tensors or lists of
+    them, and writes to no argument."""
     schema = schema_of(op)
     assert schema is not None
+    if op.namespace != "aten" or is_composite(op) or not any("Tensor" in str(a.type) for a in schema.arguments):
+        return False
     tensors = all(str(one.type) in ("Tensor", "List[Tensor]") for one in schema.returns)
     return bool(schema.returns) and tensors and not schema.is_mutable
 
@@ -87,7 +94,8 @@ def _node(op: OpOverload, leaves: list[Any], tree: Any) -> fx.Node:
     """A call of ``op`` in a graph of its own, on fakes like the specs among ``leaves``."""
     graph = fx.Graph()
     with FakeTensorMode():
-        nodes, fakes = [], []
+        nodes: list[Any] = []
+        fakes: list[Any] = []
         for leaf in leaves:
             if is_spec(leaf):
                 nodes.append(graph.placeholder(f"x{len(nodes)}"))
