@@ -23,6 +23,11 @@ def schema_of(operator: Any) -> torch.FunctionSchema | None:
     return getattr(operator, "_schema", None)
 
 
+def is_composite(operator: OpOverload) -> bool:
+    """Whether torch computes it by other operators before a tensor subclass sees it."""
+    return operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
 def named_arguments(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The arguments of a call of ``operator`` by name, with defaults for omitted ones."""
     known = operator._schema.arguments

@@ -36,6 +36,23 @@ def dtensor_has_rule(op: OpOverload) -> bool:
     return any(op in table for table in tables) or op in dispatcher._random_ops or known.decomp_strategy.has_decomp(op)
 
 
+def dtensor_operators() -> frozenset[str]:
+    """The operators for which DTensor has a rule, a strategy or a handler of their own (``"aten.mm.default"``)."""
+    from torch.distributed.tensor import DTensor
+
+    dispatcher = DTensor._op_dispatcher
+    known = dispatcher.sharding_propagator
+    tables = (known.op_to_rules, known.op_strategy_funcs, known.op_single_dim_strategy_funcs, dispatcher._custom_op_handlers)
+    return frozenset(str(op) for table in (*tables, dispatcher._random_ops) for op in table)
+
+
+def is_spec(value: Any) -> bool:
+    """Whether an argument of a sharding function stands for a tensor: it has ``shape``, ``stride``, ``mesh`` and ``tensor_meta``."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    return isinstance(value, DTensorSpec)
+
+
 def dtensor_takes(
     op: OpOverload, args: Any, kwargs: Any, metas: Sequence[tuple[Sequence[int], torch.dtype]], placements: Sequence[Any], mesh: DeviceMesh
 ) -> bool:
@@ -72,12 +89,13 @@ def dtensor_spec(shape: Sequence[int], dtype: torch.dtype) -> Any:
 
 
 def sharding_functions() -> dict[str, Callable[..., Any]]:
-    """The functions that users gave to ``register_sharding``, by operator (``"mylib.op.default"``), without torch's own strategies."""
+    """The functions that users gave to ``register_sharding``, by operator (``"mylib.op.default"``), without torch's own strategies
+    and those that fxshard itself gave to DTensor (they have ``is_of_fxshard``)."""
     from torch.distributed.tensor import DTensor
 
     known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     made = {op: f for op, f in known.items() if isinstance(f, functools.partial) and f.func.__qualname__.startswith("register_sharding.")}
-    return {str(op): f.args[0] for op, f in made.items()}
+    return {str(op): f.args[0] for op, f in made.items() if not getattr(f.args[0], "is_of_fxshard", False)}
 
 
 def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:

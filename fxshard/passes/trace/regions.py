@@ -111,7 +111,7 @@ def region_specs(graph: PlanningGraph, mesh: Mesh) -> dict[str, OpSpec]:
     """The only legal spec of each node of a region, ``to_local`` and ``from_local`` included. Raises TraceError for a value that leaves a
     region without a placement, or for random numbers and communication inside."""
     nodes = planned_nodes(graph)
-    if not any(node.target is TO for node in nodes):
+    if not any(node.target in (TO, FROM) for node in nodes):
         return {}
     local: set[fx.Node] = set()
     specs: dict[str, OpSpec] = {}

@@ -42,7 +42,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.dtensor.rules import mesh_of_one
-from fxshard.errors import OptionError, SizesError
+from fxshard.errors import FxshardError, OptionError, SizesError
 from fxshard.files import make_folder
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.annotation.annotate import probes
@@ -52,7 +52,8 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.size_inputs import add_size_inputs
 from fxshard.runtime.backend.backend_options import BackendOptions, backend_options
-from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, refuse_dtensor_calls, specialised, trace_graph
+from fxshard.runtime.backend.dtensor_rules import register_with_dtensor
+from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.backend.graph_outputs import Output, output_kind
 from fxshard.runtime.backend.graph_requests import NamedTensors, check_weight_layouts, request_of
 from fxshard.runtime.backend.graph_runner import graph_runner, with_outputs
@@ -81,6 +82,8 @@ from fxshard.runtime.ranks.launch import agreed, announce, compare, fails_togeth
 from fxshard.runtime.simulate.values import check_has_data
 from fxshard.shapes import DynamicDim
 
+register_with_dtensor()
+
 WARN_AT_PROGRAMS = 8
 """The number of programs of one graph at which the user is warned."""
 
@@ -102,11 +105,18 @@ def fxshard(
         LayoutError: pins or layouts that cannot be satisfied. PlanError: a plan for another graph, a DTensor on another mesh.
         RunError: ranks disagree (then see ``fxshard.local_batch``), or one is missing.
     """
-    graph = read_graph(module, example_inputs)
+    try:
+        graph = read_graph(module, example_inputs)
+    except FxshardError as error:
+        return partial(_refuse, error)
     given = {**(options or {}), "mode": mode} if mode is not None else options
     if given is not None and given.get("mesh") is not None:
         return GraphPrograms(graph, given, others)
     return MeshPrograms(graph, given, others)
+
+
+def _refuse(error: FxshardError, *args: Any) -> Sequence[Any]:
+    raise error
 
 
 class MeshPrograms:
@@ -123,7 +133,7 @@ class MeshPrograms:
         place = mesh_context()
         programs = self.by_context.get(place)
         if programs is None:
-            mesh = mesh_of_dtensors(self.graph.names, args)
+            mesh = mesh_of_dtensors(self.graph.names, args) or self.graph.ends.device_mesh
             programs = GraphPrograms(self.graph, {**self.given, "mesh": mesh or ambient_mesh(args)}, self.others)
             if mesh is not None:
                 self.for_dtensors = programs
@@ -154,6 +164,8 @@ class GraphPrograms:
         self.places, self.symbolic = graph.tensor_places, graph.symbolic
 
     def __call__(self, *args: Any) -> Sequence[Any]:
+        if self.graph.ends.inputs:
+            args = self.graph.ends.with_stacks(args)
         key = self._key(args) if self.symbolic else ()
         runner = self.runners.get(key)
         if runner is None:
@@ -206,7 +218,7 @@ class GraphPrograms:
         ``dims``: by default the open sizes, less those that the programs so far show to be static. ``retry``: whether a program was just
         planned for this call and does not serve it. Every rank calls this, with the same sizes and numbers.
         """
-        refuse_dtensor_calls(self.graph.module)
+        self.graph.ends.check_mesh(self.options.mesh)
         device = mesh_device(self.device_mesh).type
         if self.options.compiler == "inductor" and device == "cpu":
             start_compiler_check(self.options.cache)
@@ -227,7 +239,8 @@ class GraphPrograms:
                 raise
             self._log(logging.WARNING, "no program can serve all these sizes: %s", error.what)
             return self._make(args, fallback_dims(dims), retry=True)
-        runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout)
+        local = [name for name, form in graph.forms.items() if form.kind == "local"]
+        runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout, local)
         planned = GraphProgram(runner, graph, shapes_of(tensors), outputs)
         self.by_numbers.setdefault(numbers, []).append(planned)
         if len(before) + 1 == WARN_AT_PROGRAMS:

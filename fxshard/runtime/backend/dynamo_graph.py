@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.dynamo.capture import dynamo_frame, dynamo_source
 from fxshard._torch_compat.fakes import FakeTensorMode
-from fxshard.errors import TraceError
-from fxshard.graph.planning_graph import PlanningGraph, source_line
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
@@ -26,14 +25,13 @@ from fxshard.passes.trace.rewrites.shared_memory import guard_shared_memory
 from fxshard.passes.trace.trace import fresh, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace.trace_errors import readable_errors
 from fxshard.runtime.backend.graph_outputs import Output, find_outputs
-from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes
+from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes, sizes_of_stacks
+from fxshard.runtime.backend.local_parts import NO_ENDS, LocalEnds, keep_writes, replace_dtensor_calls
 from fxshard.shapes import DynamicDim
 
 ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
 RESUME_PREFIX = "torch_dynamo_resume_in_"
 GRAPH, REMEDY = "the graph that torch.compile captured", "run the model without torch.compile; if that works, please report it"
-LAYOUT_METHODS = {"to_local", "from_local", "redistribute", "full_tensor"}
-"""DTensor functions that a graph may not call: fxshard decides the layouts."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,8 @@ class DynamoGraph:
 
     For each placeholder: ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, its index among the
     function's arguments. ``distributed``: for each output, whether the user's program sees a DTensor there. ``fragment``: whether a graph
-    break made this one of several graphs of the model. ``sizes``: the sizes that Dynamo left open.
+    break made this one of several graphs of the model. ``sizes``: the sizes that Dynamo left open. ``ends``: where local tensors enter and
+    leave; in ``sizes`` and ``module`` the inputs among them are stacks (see ``local_parts``).
     """
 
     module: fx.GraphModule
@@ -52,6 +51,7 @@ class DynamoGraph:
     distributed: tuple[bool, ...]
     fragment: bool
     sizes: tuple[OpenSize, ...] = ()
+    ends: LocalEnds = NO_ENDS
 
     @property
     def symbolic(self) -> bool:
@@ -90,21 +90,11 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoG
     frame, variables = dynamo_frame()
     fragment = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUME_PREFIX)
     arguments = tuple(_argument_index(source, variables) for source, _ in sources)
-    sizes = open_sizes(placeholders)
-    return DynamoGraph(_own_copy(module, noted=True), tuple(names), tuple(kinds), arguments, distributed, fragment, sizes)
-
-
-DTENSOR_METHODS = ("redistribute", "to_local", "full_tensor")
-
-
-def refuse_dtensor_calls(module: fx.GraphModule) -> None:
-    """Raises TraceError for calls of DTensor's API: they are made for shards, whose sizes are constants in what Dynamo captured."""
-    for node in module.graph.nodes:
-        named = getattr(node.target, "__qualname__", "") if node.op == "call_function" else ""
-        called = node.target if node.op == "call_method" else named.removeprefix("DTensor.")
-        if called in DTENSOR_METHODS or named.startswith("DTensor.") or node.target is distribute_tensor:
-            remedy = "shard the model by fxshard.parallelize_module, which captures such calls; or leave them out of the compiled function"
-            raise TraceError(f"the graph calls {called} of a DTensor", where=source_line(node), remedy=remedy)
+    copied, ends = _rewritten(module)
+    kinds = ["input" if i in ends.inputs else kind for i, kind in enumerate(kinds)]
+    distributed = tuple(one or i in ends.shards | ends.rows for i, one in enumerate(distributed))
+    sizes = sizes_of_stacks(open_sizes(placeholders), ends.inputs)
+    return DynamoGraph(copied, tuple(names), tuple(kinds), arguments, distributed, fragment, sizes, ends)
 
 
 def _argument_index(source: str, variables: Sequence[str]) -> int:
@@ -136,14 +126,19 @@ def user_name(source: str) -> str:
     return rest.removeprefix(".") if of_module and rest else root.group(1) + rest
 
 
-def _own_copy(module: fx.GraphModule, noted: bool = False) -> fx.GraphModule:
-    """A copy with the source lines but without Dynamo's example values; ``noted``: with the names of its modules' results."""
+def _rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, LocalEnds]:
+    """(a copy of Dynamo's graph with the names of its modules' results, without DTensor's calls; where local tensors enter and leave)."""
+    copied = _copy(module)
+    note_calls(copied.graph)
+    ends = replace_dtensor_calls(copied.graph)
+    for node in copied.graph.nodes:
+        node.meta = {k: v for k, v in node.meta.items() if k not in ("grapharg", "example_value")}
+    return copied, ends
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    if noted:
-        note_calls(graph)
-    for node in graph.nodes:
-        node.meta = {k: v for k, v in node.meta.items() if k not in ("grapharg", "example_value")}
     return fx.GraphModule(module, graph)
 
 
@@ -157,7 +152,7 @@ def specialised(
     for name, value in zip(graph.names, args, strict=True):
         if isinstance(value, torch.Tensor):
             check_dense(value, name)
-    module = _own_copy(graph.module)
+    module = _copy(graph.module)
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for size in graph.sizes:
         for i in size.numbers:
@@ -169,7 +164,10 @@ def specialised(
     tensors = [value for kind, value in zip(graph.kinds, args, strict=True) if kind != "scalar"]
     module.recompile()
     with readable_errors(GRAPH, REMEDY):
+        if graph.ends.device_mesh is not None:
+            keep_writes(module, tensors)
         outputs = find_outputs(module, tensors, graph.distributed, views)
+        outputs = tuple(replace(output, row=i in graph.ends.rows) for i, output in enumerate(outputs))
     end = module.graph.output_node()
     end.args = (tuple(node for node, output in zip(pytree.tree_leaves(end.args[0]), outputs, strict=True) if output.computed),)
     module.recompile()
@@ -219,7 +217,6 @@ def trace_graph(
     tracing fails.
     """
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    _refuse_local_views(module)
     _to_cpu(module)
     symbols = Symbols(dims)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.env.shape_env)
@@ -235,17 +232,6 @@ def trace_graph(
     kind = dict(zip(names, kinds, strict=True))
     ends = tuple(replace(i, kind=kind[i.name]) if i.kind == "input" else i for i in graph.inputs)
     return replace(graph, inputs=ends)
-
-
-def _refuse_local_views(module: fx.GraphModule) -> None:
-    for node in module.graph.nodes:
-        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-        if node.op in ("call_method", "call_function") and name.removeprefix("prim_") in LAYOUT_METHODS:
-            raise TraceError(
-                f"the model calls {name.removeprefix('prim_')} on a DTensor: what it computes on shards cannot be planned",
-                where=source_line(node),
-                remedy="call it outside of the compiled part, in a function under torch.compiler.disable, or leave layouts to fxshard",
-            )
 
 
 def _to_cpu(module: fx.GraphModule) -> None:

@@ -50,13 +50,15 @@ IDENTITY = View()
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a graph: computed, or the ``view`` of input ``of_input`` or of output ``of_output``, or the Python value ``value``."""
+    """One output of a graph: computed, or the ``view`` of input ``of_input`` or of output ``of_output``, or the Python value ``value``.
+    ``row``: whether the caller gets the computed value, one row, without its first dim."""
 
     computed: bool = False
     of_input: int | None = None
     of_output: int | None = None
     view: View = IDENTITY
     value: Any = None
+    row: bool = False
 
 
 def output_kind(output: Output) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,15 @@ from fxshard.runtime.compile.compiled import CompiledProgram
 
 
 def graph_runner(
-    compiled: CompiledProgram, named: NamedTensors, outputs: Sequence[Output], distributed: Sequence[bool], timeout: float
+    compiled: CompiledProgram,
+    named: NamedTensors,
+    outputs: Sequence[Output],
+    distributed: Sequence[bool],
+    timeout: float,
+    local: Collection[str] = (),
 ) -> Runner:
-    """``named``: the graph's tensors in the first call, in order; ``distributed``: for each output, whether the user gets a DTensor.
+    """``named``: the graph's tensors in the first call, in order; ``distributed``: for each output, whether it may be sharded;
+    ``local``: names of those of which the user gets the shard, not a DTensor.
 
     A call that mutates a tensor raises RunError if another input shares memory with it. After the first call, only arguments are checked:
     parameters and buffers stay where they are.
@@ -35,6 +41,7 @@ def graph_runner(
         names,
         timeout=timeout,
         distributed=[one for one, output in zip(distributed, outputs, strict=True) if output.computed],
+        local=local,
         finish=GraphOutputs(tuple(outputs)),
         first_check=NoOverlap(written, range(len(names))) if written else None,
         later_check=NoOverlap(again, arguments) if again else None,
@@ -62,13 +69,14 @@ class GraphOutputs:
 
     @cached_property
     def as_computed(self) -> bool:
-        return all(output.computed for output in self.outputs)
+        return all(output.computed and not output.row for output in self.outputs)
 
     def __call__(self, tensors: Sequence[torch.Tensor], computed: Sequence[torch.Tensor]) -> Sequence[Any]:
         if self.as_computed:
             return computed
         values = iter(computed)
         found = [next(values) if output.computed else output.value for output in self.outputs]
+        found = [value.squeeze(0) if output.row else value for value, output in zip(found, self.outputs, strict=True)]
         for i in self.bases:
             found[i] = found[i].contiguous()
         for i, output in enumerate(self.outputs):

@@ -7,8 +7,8 @@ Other numbers (an ``int`` argument, a ``float``) belong to the call.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,11 @@ def open_sizes(placeholders: Sequence[fx.Node]) -> tuple[OpenSize, ...]:
                 places.setdefault(expression(size), []).append((i, dim))
     known = [expr for expr in places if all(symbol in places for symbol in expr.free_symbols)]
     return tuple(OpenSize(tuple(places[e]), tuple(numbers.get(e, ())), *bounds_of(sizes[e])) for e in known)
+
+
+def sizes_of_stacks(sizes: Sequence[OpenSize], stacks: Collection[int]) -> tuple[OpenSize, ...]:
+    """``sizes`` where each of the placeholders ``stacks`` has a further dim before the others."""
+    return tuple(replace(one, places=tuple((i, dim + (i in stacks)) for i, dim in one.places)) for one in sizes)
 
 
 def dims_of(sizes: Sequence[OpenSize], names: Sequence[str], args: Sequence[Any]) -> tuple[DynamicDim, ...]:

@@ -110,6 +110,11 @@ def registered_ops() -> tuple[str, ...]:
     return tuple(sorted(_RULES))
 
 
+def rule_names() -> list[str]:
+    """The operators with an entry of their own (``"aten.mm.default"``)."""
+    return list(_RULES)
+
+
 def registered_user_rules() -> dict[str, str]:
     """Operator -> text of the user's registration."""
     return {op: entry.description for op, entry in sorted(_RULES.items()) if entry.description}

@@ -44,6 +44,26 @@ def sdpa_backward(call: Call) -> Factors:
     return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
 
 
+def cpu_kernel(call: Call) -> Factors:
+    """torch's own operator, as DTensor sees it: (q, k, v, ..., [mask]) -> (out, logsumexp); the queries stay whole."""
+    q, k, lse, mask = _of_kernel(call, 0)
+    return factors([q, k, k, *mask], [q, lse])
+
+
+def cpu_kernel_backward(call: Call) -> Factors:
+    """(grad, q, k, v, out, logsumexp, ..., [mask]) -> (dq, dk, dv)."""
+    q, k, lse, mask = _of_kernel(call, 1)
+    return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
+
+
+def _of_kernel(call: Call, query: int) -> tuple[list[Name], list[Name], list[Name], list[list[Name]]]:
+    """As ``_tensors``; the mask is the last operand, if there is one. Heads that share keys stay whole."""
+    same = call.operands[query].shape[1] == call.operands[query + 1].shape[1]
+    heads, given = ("h", "h") if same else ("h!", "k!"), call.operands[(6 if query else 3) :]
+    full: list[Name] = ["b", heads[0], "s!", "t!"]
+    return ["b", heads[0], "s!", "d!"], ["b", heads[1], "t!", "d!"], ["b", heads[0], "s!"], [full[4 - one.ndim :] for one in given]
+
+
 def local_sdpa(ctx: LocalContext) -> Any:
     return _shard(ctx, 0, 3)
 
@@ -97,3 +117,5 @@ def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> t
 
 register("fxshard.sdpa.default", sdpa, local=local_sdpa)
 register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward)
+register("aten._scaled_dot_product_flash_attention_for_cpu.default", cpu_kernel)
+register("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", cpu_kernel_backward)

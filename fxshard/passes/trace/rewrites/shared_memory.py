@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,21 @@ def guard_shared_memory(captured: fx.GraphModule, flat_args: Sequence[Any], fres
             _assume(env, copy.shared())
 
 
+def missed_writes(captured: fx.GraphModule, flat_args: Sequence[Any], copies: Collection[Callable[..., Any]]) -> list[fx.Node]:
+    """The calls of functions in ``copies`` whose result shares memory with their argument on one device and not in this graph, where a
+    write to one of the two would show in the other. ``flat_args``: fakes that the run may change."""
+    if not any(map(_may_write, captured.graph.nodes)):
+        return []
+    runs: list[_Run] = []
+
+    def run(module: fx.GraphModule, args: Sequence[Any]) -> Any:
+        runs.append(_Run(module, lambda node: node.target in copies))
+        return runs[-1].run(*args)
+
+    probe(captured, flat_args, run=run)
+    return [copy.node for copy in runs[-1].memory.shown]
+
+
 def _assume(env: Any, condition: sympy.Basic) -> None:
     """Adds guards: that ``condition``, a conjunction, does not hold; or, if it holds in the example, the sizes that make it hold."""
 
@@ -111,9 +126,9 @@ def _may_write(node: fx.Node) -> bool:
 class _Run(fx.Interpreter):
     """Runs a captured graph on fakes and follows which memory is copied, written and read."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, is_copy: Callable[[fx.Node], bool] = lambda node: _name(node) in VIEWS | CONTIGUOUS) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.memory = _Memory()
+        self.memory, self.is_copy = _Memory(), is_copy
 
     def run(self, *args: Any, **options: Any) -> Any:
         with self.memory:
@@ -123,7 +138,7 @@ class _Run(fx.Interpreter):
         return results
 
     def run_node(self, n: fx.Node) -> Any:
-        if _name(n) not in VIEWS | CONTIGUOUS:
+        if not self.is_copy(n):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         base = next(iter(_tensors((args, kwargs))), None)

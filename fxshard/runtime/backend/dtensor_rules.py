@@ -1,0 +1,116 @@
+"""Gives DTensor fxshard's rules for operators that it lacks, so that Dynamo, which runs DTensor's propagation first, reaches the backend.
+
+They hold for the whole process, in eager execution too, from the import of the backend on. Operators whose local form is not the operator
+itself are replicated there. Left out: operators that DTensor knows, draw random numbers, or have results whose sizes depend on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard._torch_compat import OpOverload, pytree
+from fxshard._torch_compat.dtensor.rules import dtensor_has_rule, dtensor_operators, is_spec
+from fxshard._torch_compat.fakes import FakeTensorMode
+from fxshard._torch_compat.operators import find_operator, is_composite, schema_of
+from fxshard.graph.call import call_of
+from fxshard.graph.planning_graph import outputs_of
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.trace.functions.decompose import planning_decompositions
+from fxshard.plans.plan_data import OpSpec
+from fxshard.strategies.engine.engine import op_strategy
+from fxshard.strategies.engine.registry import lookup, rule_names
+
+UNSUITABLE = (torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+WITHOUT_DROPOUT = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
+"""Tagged as random, but torch calls them only without dropout."""
+Option = tuple[list[Placement | None], list[Placement | None]]
+"""Placements of the results and of the arguments, on one axis."""
+
+
+def register_with_dtensor() -> None:
+    for op in operators_without_rule():
+        register_sharding(op)(DTensorRule(op))
+
+
+def operators_without_rule() -> Iterator[OpOverload]:
+    """The operators that fxshard plans, by a rule or by a decomposition, and DTensor does not."""
+    known = dtensor_operators()
+    ruled = [find_operator(name.replace(".", "::", 1)) for name in rule_names() if name not in known]
+    decomposed = [op for op in planning_decompositions() if str(op) not in known and not dtensor_has_rule(op)]
+    for op in dict.fromkeys((*ruled, *decomposed)):
+        if op is None or (any(tag in op.tags for tag in UNSUITABLE) and op not in WITHOUT_DROPOUT):
+            continue
+        if _is_suitable(op):
+            yield op
+
+
+def _is_suitable(op: OpOverload) -> bool:
+    """Whether DTensor can be asked for it: an operator of torch that is not made of others, takes tensors, returns only tensors or lists of
+    them, and writes to no argument."""
+    schema = schema_of(op)
+    assert schema is not None
+    if op.namespace != "aten" or is_composite(op) or not any("Tensor" in str(a.type) for a in schema.arguments):
+        return False
+    tensors = all(str(one.type) in ("Tensor", "List[Tensor]") for one in schema.returns)
+    return bool(schema.returns) and tensors and not schema.is_mutable
+
+
+@dataclass(frozen=True)
+class DTensorRule:
+    """The sharding function of ``op`` for ``register_sharding``: from fxshard's rule, for the arguments of a call."""
+
+    op: OpOverload
+    is_of_fxshard = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Option]:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        specs = [leaf for leaf in leaves if is_spec(leaf)]
+        schema = schema_of(self.op)
+        assert schema is not None
+        whole: Option = [Replicate()] * len(schema.returns), [Replicate() if is_spec(leaf) else None for leaf in leaves]
+        registered = lookup(str(self.op))
+        symbolic = any(isinstance(size, torch.SymInt) for spec in specs for size in spec.shape)
+        if registered is None or registered.local is not None or registered.size_argument is not None or symbolic:
+            return [whole]
+        node = _node(self.op, leaves, tree)
+        if not isinstance(node.meta["val"], torch.Tensor | tuple) or len(outputs_of(node)) != len(schema.returns):
+            return [whole]
+        call, options = call_of(node), []
+        for size in set(specs[0].mesh.shape):
+            options.append([_option(spec, leaves) for spec in op_strategy(call, Mesh({"axis": size})).specs])
+        common = [option for option in options[0] if all(option in others for others in options[1:])]
+        return [whole, *(option for option in common if option != whole)]
+
+
+def _node(op: OpOverload, leaves: list[Any], tree: Any) -> fx.Node:
+    """A call of ``op`` in a graph of its own, on fakes like the specs among ``leaves``."""
+    graph = fx.Graph()
+    with FakeTensorMode():
+        nodes: list[Any] = []
+        fakes: list[Any] = []
+        for leaf in leaves:
+            if is_spec(leaf):
+                nodes.append(graph.placeholder(f"x{len(nodes)}"))
+                fakes.append(torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.tensor_meta.dtype))
+                nodes[-1].meta["val"] = fakes[-1]
+            else:
+                nodes.append(leaf)
+                fakes.append(leaf)
+        args, kwargs = pytree.tree_unflatten(fakes, tree)
+        value = op(*args, **kwargs)
+    node = graph.call_function(op, *pytree.tree_unflatten(nodes, tree))
+    node.meta["val"] = value
+    return node
+
+
+def _option(spec: OpSpec, leaves: list[Any]) -> Option:
+    inputs = iter(spec.inputs)
+    return [layout[0] for layout in spec.outputs], [next(inputs)[0] if is_spec(leaf) else None for leaf in leaves]

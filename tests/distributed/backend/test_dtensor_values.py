@@ -1,0 +1,95 @@
+"""Compiled functions of DTensors: inputs in any layout, sizes that change, writes, attributes. As eager DTensor, on two gloo ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from tests.distributed.backend.dtensor_cases import S0, Arguments, P, R, both, dtensor, own, run, same, whole
+from tests.distributed.scenarios import run_scenarios
+
+pytestmark = pytest.mark.distributed
+
+
+def product(mesh: DeviceMesh, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """The result is not contiguous."""
+    return torch.nn.functional.linear(x.permute(0, 2, 1).contiguous(), y, z).permute(0, 2, 1)
+
+
+def normed(mesh: DeviceMesh, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x.permute(0, 2, 1).contiguous(), (4,), y, z, 1e-5).permute(0, 2, 1)
+
+
+def by_attributes(mesh: DeviceMesh, x: DTensor) -> Tensor:
+    y = x * 2 if x.device_mesh.device_type == "cpu" and x.device_mesh.size(0) == 2 else x
+    return y + 1 if y.placements[0].is_shard(0) else y + 2
+
+
+def shaped(mesh: DeviceMesh, x: Tensor) -> Tensor:
+    return DTensor.from_local(x, mesh, R, run_check=False, shape=x.shape, stride=x.stride()).to_local() + 2
+
+
+def pending(*shape: int) -> Arguments:
+    return lambda mesh: [DTensor.from_local(whole(*shape) + mesh.get_local_rank(), mesh, P, run_check=False).requires_grad_()]
+
+
+def hooked(mesh: DeviceMesh, x: Tensor) -> Tensor:
+    linear = nn.Linear(4, 4, dtype=torch.float64)
+    return linear(x)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {
+    "pointwise": (lambda mesh, x: x * x + 2, dtensor(Shard(0), 8, 4)),
+    "one_row": (lambda mesh, x: x * x + 2, dtensor(Shard(0), 1, 4)),
+    "returned_unchanged": (lambda mesh, x: x, dtensor(Shard(0), 2, 4)),
+    "not_contiguous": (product, both(dtensor(Shard(1), 4, 16, 4), dtensor(Shard(1), 4, 16, add=1), dtensor(Replicate(), 4))),
+    "gradient_in_another_layout": (normed, both(dtensor(Shard(1), 4, 4, 4), dtensor(Replicate(), 4, add=1), dtensor(Replicate(), 4))),
+    "attributes": (by_attributes, dtensor(Shard(0), 4, 4)),
+    "pending_sum_to_uneven_shards": (lambda mesh, x: x.redistribute(mesh, [Shard(1)]), pending(4, 7, 3)),
+    "pending_sum": (lambda mesh, x: x + x, pending(4, 4)),
+    "pending_sum_and_product": (lambda mesh, x, y: (x + x) @ y, both(pending(4, 4), dtensor(Replicate(), 4, 4))),
+    "several_results": (lambda mesh, x: (x.sum(), x.mean(0), *x.chunk(2, 1)), dtensor(Shard(0), 4, 6)),
+    "written": (lambda mesh, x: x.mul_(2) + 1, lambda mesh: [dtensor(Shard(0), 4, 6)(mesh)[0].detach()]),
+    "joined": (lambda mesh, x, y: torch.cat([x, y]), both(dtensor(Replicate(), 4, 6), dtensor(Replicate(), 2, 6))),
+    "sliced": (lambda mesh, x: x[:, 1:3] * 2, dtensor(Shard(0), 4, 6)),
+}
+DYNAMIC: dict[str, tuple[Callable[..., Any], Callable[[int], Arguments]]] = {
+    "local_row_of_whole": (lambda mesh, x: (x * x).redistribute(mesh, R).to_local()[0], lambda n: dtensor(Shard(0), n, 4)),
+    "from_local_whole": (shaped, lambda n: lambda mesh: [whole(n, 6).requires_grad_()]),
+    "from_local_rows": (lambda mesh, x: (DTensor.from_local(x, mesh, S0) * 2).to_local() + 2, lambda n: own(n, 6)),
+    "plain": (lambda mesh, x: torch.relu(x.redistribute(mesh, [Shard(1)])) + 1, lambda n: dtensor(Replicate(), n, 6)),
+}
+
+
+def run_case(name: str) -> None:
+    same(*CASES[name])
+
+
+def run_dynamic(name: str) -> None:
+    """Three sizes, dynamic from the start."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    function, sized = DYNAMIC[name]
+    call = lambda *args: function(mesh, *args)  # noqa: E731
+    compiled = torch.compile(call, backend="fxshard", fullgraph=True, dynamic=True, options={"compiler": "eager", "timeout": 60.0})
+    for size in (4, 6, 10):
+        have, want = run(compiled, sized(size)(mesh)), run(call, sized(size)(mesh))
+        for x, y in zip(have, want, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    cases = {name: partial(run_case, name) for name in CASES}
+    return run_scenarios(cases | {name: partial(run_dynamic, name) for name in DYNAMIC}, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", (*CASES, *DYNAMIC))
+def test_two_ranks(name: str, found: dict[str, str]) -> None:
+    assert not found[name], found[name]

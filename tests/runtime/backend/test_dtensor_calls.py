@@ -1,0 +1,85 @@
+"""Calls of DTensor's API in compiled functions, on a mesh of one rank: what is refused, and with which line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from fxshard.errors import FxshardError, PlanError, TraceError
+
+S0, R, P = [Shard(0)], [Replicate()], [Partial()]
+
+
+@pytest.fixture(autouse=True)
+def mesh() -> Iterator[DeviceMesh]:
+    torch._dynamo.reset()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+def refused(kind: type[FxshardError], function: Callable[..., Any], *args: Tensor, **options: Any) -> str:
+    compiled = torch.compile(function, backend="fxshard", options={"compiler": "eager", **options})
+    with pytest.raises(kind) as caught:
+        compiled(*args)
+    return str(caught.value)
+
+
+def selective(function: Callable[..., Any], d: Tensor) -> Any:
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mul.Tensor])
+    return checkpoint(function, d, use_reentrant=False, context_fn=contexts)
+
+
+def sharded(mesh: DeviceMesh, *shape: int) -> DTensor:
+    return DTensor.from_local(torch.ones(shape, dtype=torch.float64), mesh, S0, run_check=False)
+
+
+def test_calls_that_a_plan_cannot_express(mesh: DeviceMesh) -> None:
+    x, d = torch.ones(2, 4), sharded(mesh, 2, 4)
+    cases: list[tuple[str, Callable[..., Any], Tensor]] = [
+        ("forward_dtype changes a dtype", lambda d: d.redistribute(placements=R, forward_dtype=torch.bfloat16), d),
+        ("grad_placements is R", lambda d: (d * 2).to_local(grad_placements=R) * 2, sharded(mesh, 2, 4).requires_grad_()),
+        ("shards of different sizes", lambda x: DTensor.from_local(x, mesh, S0, shape=torch.Size((3, 4)), stride=(4, 1)) * 2, x),
+        ("a policy for selective checkpointing", lambda d: selective(lambda d: d.to_local() * 2, d), d),
+    ]
+    for said, function, arg in cases:
+        text = refused(TraceError, function, arg)
+        assert said in text and "test_dtensor_calls.py" in text, text
+
+
+def test_uneven_shards_cannot_be_computed_on(mesh: DeviceMesh) -> None:
+    d = DTensor.from_local(torch.ones(2, 4), mesh, S0, run_check=False, shape=torch.Size((3, 4)), stride=(4, 1))
+    text = refused(TraceError, lambda d: d.to_local() + 1, d)
+    assert "the shard of 3 elements in dim 0, which are not cut evenly by tp=2" in text and "test_dtensor_calls.py" in text
+
+
+def test_writes_that_would_be_lost(mesh: DeviceMesh) -> None:
+    """A write to the shard of a DTensor that is used afterwards changes the DTensor in eager execution."""
+
+    def lost(d: Tensor) -> tuple[Tensor, Tensor]:
+        doubled = d * 2
+        local = doubled.to_local()
+        local.add_(1)
+        return local * 2, doubled
+
+    text = refused(TraceError, lost, sharded(mesh, 2, 4))
+    assert "changed in place whose memory a DTensor shares" in text and "test_dtensor_calls.py" in text
+
+
+def test_two_meshes(mesh: DeviceMesh) -> None:
+    other = DeviceMesh("cpu", [1, 0], mesh_dim_names=("tp",))
+    x = torch.ones(2, 4)
+    text = refused(PlanError, lambda x: DTensor.from_local(x, mesh, S0) * 2, x, mesh=other)
+    assert "the graph calls DTensor's functions for DeviceMesh((tp=2)" in text and "one mesh for all" in text
+    text = refused(PlanError, lambda x: (DTensor.from_local(x, mesh, S0) * 2, DTensor.from_local(x, other, P) * 2), x)
+    assert "for two meshes" in text
