@@ -16,9 +16,10 @@ from torch import fx
 from torch.distributed.tensor import Replicate
 
 from fxshard.cost.optimizer_state import Optimizer
-from fxshard.layout.layouts import Layout, ceil_shape, sharded_dim
+from fxshard.layout.layouts import Layout, sharded_dim
 from fxshard.mesh.hardware import Link
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.lifetimes import shard_bytes
 from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
 from fxshard.passes.pipeline import Compilation, Request, make_plan
 from fxshard.pipelines.cut import Layer
@@ -49,16 +50,11 @@ def price(names: Sequence[str], pieces: Sequence[StageModule], whole: Request, m
         key = f"{i == 0, i == len(pieces) - 1} {_signature(piece)} {[layouts.get(v.name) for v in (*piece.inputs, *piece.outputs)]}"
         if key not in known:
             known[key] = _priced(piece, i == 0, i == len(pieces) - 1, whole, layouts, mesh)
-        entering = [(ceil_bytes(v, layouts[v.name], mesh), v.trains) for v in piece.inputs] if i else []
+        entering = [(shard_bytes(v.shape, v.dtype.itemsize, layouts[v.name], mesh.shape), v.trains) for v in piece.inputs] if i else []
         sent = [size for size, _ in entering] + [size for size, trains in entering if trains]
         transfer = sum(link.latency + size / link.bandwidth * 1e6 for size in sent)
         found.append(replace(known[key], name=name, entering=sum(size for size, _ in entering), transfer=transfer))
     return Priced(tuple(found), layouts)
-
-
-def ceil_bytes(value: Passed, layout: Layout, mesh: Mesh) -> int:
-    """Bytes of a rank's part of a value."""
-    return torch.Size(ceil_shape(value.shape, layout, mesh.shape)).numel() * value.dtype.itemsize
 
 
 def _planned(request: Request, mesh: Mesh) -> Compilation:
@@ -135,9 +131,8 @@ def _gradients(plan: ShardingPlan) -> int:
 def _pending_bytes(parameter: PlanEnd, nodes: Mapping[str, Any], pending: Layout | None, mesh: Mesh) -> int:
     node = nodes[parameter.node]
     layout = pending if pending is not None and pending.has_partial else node.spec.outputs[0]
-    return (
-        torch.Size(ceil_shape(node.shapes[0], layout, mesh.shape)).numel() * getattr(torch, node.dtypes[0].removeprefix("torch.")).itemsize
-    )
+    dtype: torch.dtype = getattr(torch, node.dtypes[0])
+    return shard_bytes(node.shapes[0], dtype.itemsize, layout, mesh.shape)
 
 
 def _signature(piece: StageModule) -> str:

@@ -33,10 +33,6 @@ class Passed:
     dtype: torch.dtype
     trains: bool
 
-    @property
-    def bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class StageModule:
@@ -101,7 +97,8 @@ class _Marked:
 
     def __init__(self, before: tuple[str, ...], every: bool = False) -> None:
         self.before, self.every = before, every
-        self.called, self.trained = (), frozenset[str]()
+        self.trained = frozenset[str]()
+        self.called: tuple[str, ...] = ()
 
     def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
         check_graph(module)

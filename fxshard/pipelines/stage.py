@@ -68,13 +68,8 @@ class ShardedStage(PipelineStage):
         device = torch.device(inside.device_type, torch.cuda.current_device()) if inside.device_type == "cuda" else torch.device("cpu")
         inputs, outputs = ([border.example() for border in side] for side in (ends.inputs, ends.outputs))
         grads = [[x.detach() if x.requires_grad else None for x in side] for side in (inputs, outputs)]
-        given = {
-            "input_args": tuple(inputs),
-            "output_args": tuple(outputs),
-            "input_grads": tuple(grads[0]),
-            "output_grads": tuple(grads[1]),
-        }
-        super().__init__(module, index, len(plan.stages), device, group=group, **given)
+        given = {"input_args": inputs, "output_args": outputs, "input_grads": grads[0], "output_grads": grads[1]}
+        super().__init__(module, index, len(plan.stages), device, group=group, **{name: tuple(side) for name, side in given.items()})
         self.plan, self.ends, self.inside = plan, ends, inside
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,5 +189,6 @@ def _shared(make: Callable[[], PipelinePlan], device_mesh: DeviceMesh, fields: t
 def _check_plan(plan: PipelinePlan, mesh: Mesh, axis: str, microbatches: int) -> None:
     have = (mesh.axis_names, mesh.shape, axis, microbatches)
     if (plan.mesh.axis_names, plan.mesh.shape, plan.axis, plan.microbatches) != have:
-        what = f"the plan is for {plan.microbatches} microbatches on axis {plan.axis} of mesh {plan.mesh}, not {microbatches} on {axis} of {mesh}"
+        asked = f"{microbatches} on {axis} of {mesh}"
+        what = f"the plan is for {plan.microbatches} microbatches on axis {plan.axis} of mesh {plan.mesh}, not {asked}"
         raise PlanError(what, remedy="plan for this mesh and number of microbatches")
