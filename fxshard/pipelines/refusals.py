@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import fx, nn
@@ -78,21 +78,20 @@ def _written(node: fx.Node) -> list[str]:
     return [str(one.target) for one in changed if isinstance(one, fx.Node) and one.op == "get_attr"]
 
 
-def fixed_starts(names: Sequence[str], held: Sequence[set[str]], model: nn.Module) -> dict[int, str]:
-    """Index of each layer with which no stage may begin, because layers on both sides hold the same parameter -> that parameter's name.
+def fixed_starts(layers: Sequence[str], held: Sequence[Set[str]], model: nn.Module) -> dict[int, str]:
+    """Index of each layer with which no stage may begin, because layers on both sides read the same parameter -> what they read.
 
-    ``held``: the names of the parameters of each layer.
+    ``held``: the names of the parameters that each of ``layers`` reads.
     """
-    identity = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
-    where: dict[int, list[tuple[int, str]]] = {}
-    for i, mine in enumerate(held):
-        for name in sorted(mine):
-            where.setdefault(identity[name], []).append((i, name))
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
     found: dict[int, str] = {}
-    for places in where.values():
-        for i in range(places[0][0] + 1, places[-1][0] + 1):
-            text = " and ".join(dict.fromkeys(f"{name} (in {names[k]})" for k, name in (places[0], places[-1])))
-            found.setdefault(i, text)
+    for same in names.values():
+        readers = [i for i, mine in enumerate(held) if not mine.isdisjoint(same)]
+        if len(readers) > 1:
+            text = f"{' = '.join(same)}, read with {layers[readers[0]]} and with {layers[readers[-1]]}"
+            found.update({i: text for i in range(readers[0] + 1, readers[-1] + 1) if i not in found})
     return found
 
 
@@ -101,5 +100,5 @@ def no_cut(tied: Mapping[int, str], names: Sequence[str], stages: int) -> PlanEr
     if not tied:
         what = f"the model has {len(names)} layers, too few for {stages} stages"
         return PlanError(what, where=", ".join(names), remedy="use a smaller axis, or do without a pipeline")
-    what = f"stages would share a parameter: {next(iter(tied.values()))}"
+    what = f"stages would share a parameter, {next(iter(tied.values()))}"
     return PlanError(what, remedy="untie them (for an embedding and a head: tie_word_embeddings=False), or do without a pipeline")
