@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.distributed.pipelining import pipeline
-from torch.fx.graph import CodeGen
 
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.pipelines.refusals import check_graph, modules_of
@@ -183,7 +182,7 @@ def _chained(graph: fx.Graph, stages: Sequence[fx.GraphModule], trained: frozens
         inputs.append(sorted(crossing, key=lambda node: not values[node].trains))
     outputs = [*inputs[1:], list(graph.output_node().all_input_nodes)]
     for call, module, taken, given in zip(calls, stages, inputs, outputs, strict=True):
-        _rewire(module, call, taken, given)
+        _rewire(module, call, {node: values[node].name for node in taken}, given)
     ends = [[tuple(values[node] for node in one) for one in side] for side in (inputs, outputs)]
     return tuple(map(StageModule, stages, *ends))
 
@@ -210,21 +209,18 @@ def _results(graph: fx.Graph) -> tuple[fx.Node, ...]:
     return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
-def _rewire(module: fx.GraphModule, call: fx.Node, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
-    """Makes the stage take ``inputs`` and return ``outputs``, nodes of the graph of stages, in this order."""
-    graph = module.graph
-    before, results = dict(zip(call.args, graph.find_nodes(op="placeholder"), strict=True)), _results(graph)
+def _rewire(module: fx.GraphModule, call: fx.Node, inputs: Mapping[fx.Node, str], outputs: Sequence[fx.Node]) -> None:
+    """Makes the stage take ``inputs`` and return ``outputs``, nodes of the graph of stages, in this order. ``inputs`` gives their names."""
+    before = dict(zip(call.args, module.graph.find_nodes(op="placeholder"), strict=True))
+    graph = fx.Graph(module)
     taken: dict[fx.Node, fx.Node] = {}
-    with graph.inserting_before(next(iter(graph.nodes))):
-        for node in inputs:
-            old = before.get(node, node)
-            taken[node] = graph.placeholder(f"{old.target}" if node in before else node.name)
-            taken[node].meta = dict(old.meta)
-    for node, old in before.items():
-        if node in taken:
-            old.replace_all_uses_with(taken[node])
-        graph.erase_node(old)
-    given = [taken[n] if n in taken else results[0] if n is call else results[n.args[1]] for n in outputs]
-    graph.output_node().args = (given[0] if len(given) == 1 else tuple(given),)
-    graph.set_codegen(CodeGen())
+    for node, name in inputs.items():
+        taken[node] = graph.placeholder(name)
+        taken[node].meta = dict(before.get(node, node).meta)
+    copies = {old: taken.get(node) for node, old in before.items()}
+    results = graph.graph_copy(module.graph, copies)
+    every = results if isinstance(results, list | tuple) else (results,)
+    given = [taken[n] if n in taken else every[0] if n is call else every[n.args[1]] for n in outputs]
+    graph.output(given[0] if len(given) == 1 else tuple(given))
+    module.graph = graph
     module.recompile()

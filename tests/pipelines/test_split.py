@@ -91,6 +91,15 @@ def test_keyword_arguments_keep_their_names() -> None:
     assert torch.equal(stages[1].module(*between)[0], model(tokens, keep, targets)[0])
 
 
+def test_argument_names_do_not_clash_with_those_of_nodes() -> None:
+    class AnyArguments(Net):
+        def forward(self, *args: Tensor) -> Any:  # torch names them args_0, args_1, ...
+            return super().forward(*args)
+
+    model, args = AnyArguments(), arguments()
+    assert torch.equal(run(split(model, args, {}, ["layers.2"]), args)[0], model(*args)[0])
+
+
 def test_layers_are_those_of_the_outermost_lists() -> None:
     nested = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "b": nn.Linear(2, 2)})
     assert layers_of(nested) == ("a", "b")
