@@ -23,7 +23,7 @@ from fxshard.pipelines.prices import price
 from fxshard.pipelines.refusals import check_axis, check_modules, fixed_starts, no_cut
 from fxshard.pipelines.schedule import bubble, in_flight, step_time
 from fxshard.pipelines.split import split_layers
-from fxshard.plans.parallel import read_parallel
+from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.text_table import fitted
 
 
@@ -146,13 +146,13 @@ def plan_pipeline(
     tied = fixed_starts(names, [{n for n, _ in piece.module.named_parameters()} for piece in pieces], model)
     if len(names) - len(tied) < stages:
         raise no_cut(tied, names, stages)
-    words, replicated = read_parallel(parallel, inside), "R" * inside.ndim
+    words = read_parallel(parallel, inside)
     request = Request(
         model,
         args,
         kwargs,
-        input_layouts=None if words else replicated,
-        output_layouts=replicated,
+        input_layouts=left_whole(words, inside),
+        output_layouts="R" * inside.ndim,
         time_limit=time_limit,
         optimizer=optimizer,
         cache=cache,
