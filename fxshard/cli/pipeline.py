@@ -38,7 +38,5 @@ def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping
     stages = mesh.shape[mesh.axis_names.index(options.pipeline)] if options.pipeline in mesh.axis_names else 1
     microbatches = 4 * stages if options.microbatches is None else options.microbatches
     limits = {"optimizer": options.optimizer, "time_limit": options.time_limit, **{name: plan_options[name] for name in USED}}
-    plan = plan_pipeline(
-        model, args, mesh, options.pipeline, microbatches=microbatches, mb_kwargs=kwargs, schedule=options.schedule, **limits
-    )
-    return str(plan)
+    step = {"microbatches": microbatches, "mb_kwargs": kwargs, "schedule": options.schedule}
+    return str(plan_pipeline(model, args, mesh, options.pipeline, **step, **limits))

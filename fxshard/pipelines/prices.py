@@ -51,8 +51,8 @@ def price(names: Sequence[str], pieces: Sequence[StageModule], whole: Request, m
         if key not in known:
             known[key] = _priced(piece, i == 0, i == len(pieces) - 1, whole, layouts, mesh)
         entering = [(shard_bytes(v.shape, v.dtype.itemsize, layouts[v.name], mesh.shape), v.trains) for v in piece.inputs] if i else []
-        sent = [size for size, _ in entering] + [size for size, trains in entering if trains]
-        transfer = sum(link.latency + size / link.bandwidth * 1e6 for size in sent)
+        ways = [[size for size, _ in entering], [size for size, trains in entering if trains]]
+        transfer = sum(link.latency + sum(way) / link.bandwidth * 1e6 for way in ways if way)
         found.append(replace(known[key], name=name, entering=sum(size for size, _ in entering), transfer=transfer))
     return Priced(tuple(found), layouts)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.distributed.pipelining import pipeline
+from torch.fx.node import map_aggregate
 
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.pipelines.refusals import check_graph, modules_of
@@ -101,6 +102,7 @@ class _Marked:
 
     def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
         check_graph(module)
+        _make_neutral(module.graph)
         starts = self._starts(module.graph)
         stage, stage_of = 0, dict[fx.Node, int]()
         for node in list(module.graph.nodes):
@@ -126,6 +128,17 @@ class _Marked:
         order = {node: i for i, node in enumerate(graph.nodes)}
         self.called = tuple(sorted(set(self.before) - set(lacking), key=lambda name: order[first[name]]))
         return [first[name] for name in self.called[self.every :]]
+
+
+def _make_neutral(graph: fx.Graph) -> None:
+    """Replaces the device of the example's tensors by the CPU, for which fxshard traces; a bound program names its own."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _neutral)
+
+
+def _neutral(value: Any) -> Any:
+    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 def _constants(module: fx.GraphModule) -> frozenset[fx.Node]:
