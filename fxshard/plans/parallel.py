@@ -252,9 +252,9 @@ def _read(axes: Any, word: Any, mesh: Mesh) -> dict[str, AxisPlan]:
 
 
 def _is_by_axis(given: Mapping[Any, Any], mesh: Mesh) -> bool:
-    """Whether keys are axes: if none is, and all values are text, they are names of modules."""
+    """Whether keys are axes: if none is, and all values are styles of modules, they are names of modules."""
     axes = {axis for key in given for axis in (key if isinstance(key, tuple) else (key,))}
-    return bool(axes & set(mesh.axis_names)) or not all(isinstance(style, str) for style in given.values())
+    return bool(axes & set(mesh.axis_names)) or not all(isinstance(style, str) and style not in NAMED for style in given.values())
 
 
 def _by_name(styles: Mapping[Any, Any]) -> ByName:
