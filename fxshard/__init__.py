@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fxshard.mesh.hardware import Hardware, Link
     from fxshard.mesh.mesh import Mesh
     from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
+    from fxshard.pipelines.plan import PipelinePlan, plan_pipeline
+    from fxshard.pipelines.stage import pipeline
     from fxshard.plans.constraints import Communication, Equal, Forbid, Pin
     from fxshard.plans.parallel import ContextParallel, DataParallel, ExpertParallel, FullyShard, HybridShard, TensorParallel
     from fxshard.plans.plan_data import OpSpec
@@ -41,7 +43,9 @@ _HOME = {
     "lower": "fxshard.api",
     "parallelize": "fxshard.runtime.module.module",
     "parallelize_module": "fxshard.runtime.module.styles",
+    "pipeline": "fxshard.pipelines.stage",
     "plan": "fxshard.api",
+    "plan_pipeline": "fxshard.pipelines.plan",
     "simulate": "fxshard.api",
     "Communication": "fxshard.plans.constraints",
     "Equal": "fxshard.plans.constraints",
@@ -59,6 +63,7 @@ _HOME = {
     "Hardware": "fxshard.mesh.hardware",
     "Link": "fxshard.mesh.hardware",
     "Mesh": "fxshard.mesh.mesh",
+    "PipelinePlan": "fxshard.pipelines.plan",
     "MixedPrecision": "fxshard.passes.trace.fakes.mixed_precision",
     "ShardedProgram": "fxshard.program.sharded_program",
     "clip_grad_norm_": "fxshard.runtime.optim.clipping",
@@ -90,6 +95,7 @@ __all__ = [
     "OpSpec",
     "Optimizer",
     "Pin",
+    "PipelinePlan",
     "ShardedProgram",
     "ShardingPlan",
     "TensorParallel",
@@ -103,7 +109,9 @@ __all__ = [
     "no_sync",
     "parallelize",
     "parallelize_module",
+    "pipeline",
     "plan",
+    "plan_pipeline",
     "program_memory",
     "register_rule",
     "save_checkpoint",

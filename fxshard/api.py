@@ -25,7 +25,7 @@ from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mix
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.comparison import Comparison, compare
 from fxshard.plans.constraints import Constraint, check_constraints
-from fxshard.plans.parallel import read_parallel
+from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import local_batch
@@ -188,10 +188,11 @@ def export(
     dynamic_shapes: Any = None,
     even: bool = False,
     example_sizes: Any = None,
+    parallel: Any = None,
 ) -> ExportedProgram:
     """Plans and lowers ``model`` for inference on ``mesh``, ahead of time: one program for all ranks, with its plan and weights.
 
-    Needs no process group. Inputs and outputs are replicated unless layouts are given for them.
+    Needs no process group. Inputs and outputs are replicated unless layouts are given for them, or ``parallel`` says otherwise.
     ``program.save("m.pt2")`` writes the program, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
 
     ``dynamic_shapes``: dims whose sizes may change, as in ``plan``; all other dims keep the example's size. One graph for all ranks then
@@ -204,15 +205,16 @@ def export(
     check_pins(pins)
     check_flag("even", even)
     others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
-    check_unused(plan, pins=pins, **others, objective=objective, constraints=constraints or None, example_sizes=example_sizes)
+    others |= {"constraints": constraints or None, "example_sizes": example_sizes, "parallel": parallel}
+    check_unused(plan, pins=pins, **others, objective=objective)
     dims = dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
-    whole = "R" * as_mesh(mesh).ndim
+    words, whole = read_parallel(parallel, as_mesh(mesh)), "R" * as_mesh(mesh).ndim
     request = Request(
         model,
         tuple(example_args),
         dict(example_kwargs or {}),
         False,
-        whole if input_layouts is None else input_layouts,
+        left_whole(words, as_mesh(mesh)) if input_layouts is None else input_layouts,
         whole if output_layouts is None else output_layouts,
         pins,
         memory_limit,
@@ -223,6 +225,7 @@ def export(
         without=check_without(without),
         dynamic=dims,
         sampled=weighted_sizes(example_sizes, dims),
+        parallel=words,
     )
     if even and not request.dynamic:
         raise OptionError("even=True is for dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")

@@ -58,6 +58,7 @@ LAYERS = (
     "runtime.module",
     "runtime.backend runtime.checkpoint runtime.measure",
     "runtime",
+    "pipelines",
     "api",
     "__init__",
     "strategies.oracle testing",

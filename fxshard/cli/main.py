@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
 from fxshard.cli.exit_codes import ended
+from fxshard.cli.pipeline import add_pipeline, pipeline_text
+from fxshard.cli.words import parse_words
 from fxshard.errors import FileError, OptionError
 from fxshard.mesh.hardware import HARDWARE
 
@@ -57,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", action="store_true", help=memory_help)
     at_help = "say what the plan, and the best plan, cost at other sizes of its dynamic dims (batch=4,seq=8192); may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
+    add_pipeline(plan)
     plan.set_defaults(command=_plan)
 
     diff = commands.add_parser("diff", help="compare two plans: layouts, redistributions, collectives, objective, memory")
@@ -124,6 +127,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     hardware_help = f"{', '.join(HARDWARE)} (default: cpu), or a file that fxshard calibrate wrote"
     parser.add_argument("--hardware", default="cpu", metavar="NAME|FILE", help=hardware_help)
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
+    words_help = "what each axis is for: ddp, fsdp, tp, cp, ep or auto, for example dp=fsdp,tp=auto (docs/parallel-styles.md)"
+    parser.add_argument("--parallel", metavar="AXIS=WORD", help=words_help)
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
     for option, metavar, said in CONSTRAINT_OPTIONS:
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{said}; may be repeated")
@@ -147,6 +152,9 @@ def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
 def _plan(options: argparse.Namespace) -> int:
     _check_output(options)
     mesh, plan_options = _mesh(options), _plan_options(options)
+    if options.pipeline is not None:
+        print(pipeline_text(options, mesh, plan_options))
+        return 0
     from fxshard.cli.dynamic_text import check_named, parse_sizes
 
     sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
@@ -296,6 +304,7 @@ def _plan_options(options: argparse.Namespace) -> dict[str, Any]:
         "memory_limit": options.memory_limit,
         "constraints": _constraints(options),
         "objective": options.objective,
+        "parallel": parse_words(options.parallel),
         "dump": options.dump,
         "cache": not options.no_cache,
     }
@@ -314,6 +323,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
         "--memory-limit": options.memory_limit,
         "--objective": options.objective != "time",
         "--example-sizes": options.example_sizes,
+        "--parallel": options.parallel,
     }
     useless = " and ".join(name for name, value in given.items() if value)
     if useless:

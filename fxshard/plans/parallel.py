@@ -199,6 +199,15 @@ class HybridShard:
 
 WORDS = (DataParallel, FullyShard, HybridShard, TensorParallel, ContextParallel, ExpertParallel)
 Parallel = Mapping[str, AxisPlan]
+NAMED: Mapping[str, AxisPlan | HybridShard] = {
+    "ddp": DataParallel(),
+    "fsdp": FullyShard(),
+    "hsdp": HybridShard(),
+    "tp": TensorParallel(),
+    "cp": ContextParallel(),
+    "ep": ExpertParallel(),
+}
+"""Words as text: ``{"dp": "fsdp", "tp": "auto"}``."""
 
 
 def read_parallel(given: Any, mesh: Mesh) -> dict[str, AxisPlan]:
@@ -208,6 +217,7 @@ def read_parallel(given: Any, mesh: Mesh) -> dict[str, AxisPlan]:
     """
     if given is None or given == AUTO:
         return {}
+    given = NAMED.get(given, given) if isinstance(given, str) else given
     if not isinstance(given, Mapping) or (given and not _is_by_axis(given, mesh)):
         if mesh.ndim > (2 if isinstance(given, HybridShard) else 1):
             what = f"{given!r:.60} does not say for which axis, and the mesh has {', '.join(mesh.axis_names)}"
@@ -225,6 +235,7 @@ def _read(axes: Any, word: Any, mesh: Mesh) -> dict[str, AxisPlan]:
         if name not in mesh.axis_names:
             what = f"the mesh has no axis {name!r}{closest(str(name), mesh.axis_names)}"
             raise OptionError(what, where="parallel", remedy=f"name one of {', '.join(mesh.axis_names)}")
+    word = NAMED.get(word, word) if isinstance(word, str) else word
     if word == AUTO or word is None:
         return {}
     if isinstance(word, HybridShard):
@@ -235,15 +246,18 @@ def _read(axes: Any, word: Any, mesh: Mesh) -> dict[str, AxisPlan]:
     if isinstance(word, Mapping):
         return dict.fromkeys(names, _by_name(word))
     if not isinstance(word, AxisPlan):
-        remedy = f'give "auto", {", ".join(f"{w.__name__}()" for w in WORDS)}, or {{"layers.*.up": "colwise"}}'
-        raise OptionError(f"{word!r:.60}, given for {axes!r}, is {a_kind(word)}", where="parallel", remedy=remedy)
+        remedy = (
+            f'give "auto", {", ".join(map(repr, NAMED))}, {", ".join(f"{w.__name__}()" for w in WORDS)}, or {{"layers.*.up": "colwise"}}'
+        )
+        what = f"not a word for an axis{closest(word, (AUTO, *NAMED))}" if isinstance(word, str) else a_kind(word)
+        raise OptionError(f"{word!r:.60}, given for {axes!r}, is {what}", where="parallel", remedy=remedy)
     return dict.fromkeys(names, word)
 
 
 def _is_by_axis(given: Mapping[Any, Any], mesh: Mesh) -> bool:
-    """Whether keys are axes: if none is, and all values are text, they are names of modules."""
+    """Whether keys are axes: if none is, and all values are styles of modules, they are names of modules."""
     axes = {axis for key in given for axis in (key if isinstance(key, tuple) else (key,))}
-    return bool(axes & set(mesh.axis_names)) or not all(isinstance(style, str) for style in given.values())
+    return bool(axes & set(mesh.axis_names)) or not all(isinstance(style, str) and style not in NAMED for style in given.values())
 
 
 def _by_name(styles: Mapping[Any, Any]) -> ByName:
@@ -253,6 +267,11 @@ def _by_name(styles: Mapping[Any, Any]) -> ByName:
             what = f"{name!r}: {style!r:.60} is not a style of a module's weights{kind}"
             raise OptionError(what, where="parallel", remedy=f"give one of {', '.join(STYLES)}")
     return ByName(tuple(styles.items()))
+
+
+def left_whole(parallel: Parallel, mesh: Mesh) -> str:
+    """The layout of inputs that is whole on the axes that have no plan, and open on the others: ``"*R"``."""
+    return "".join("*" if axis in parallel else "R" for axis in mesh.axis_names)
 
 
 def of_inputs(parallel: Parallel, shapes: Mapping[str, Shape]) -> dict[str, dict[str, Placement]]:

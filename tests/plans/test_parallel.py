@@ -188,7 +188,7 @@ def test_what_is_pinned_counts_instead() -> None:
     [
         ({"dp": 2, "tp": 2}, FullyShard(), "does not say for which axis, and the mesh has dp, tp"),
         ({"dp": 2}, {"dpp": FullyShard()}, "no axis 'dpp'.*dp"),
-        ({"dp": 2}, {"dp": "fsdp"}, "'fsdp', given for 'dp'"),
+        ({"dp": 2}, {"dp": "fsdq"}, "'fsdq', given for 'dp'(.|\\n)*fsdp"),
         ({"tp": 2}, {"layers.*.attention.wq": "colwse"}, "'colwse' is not a style(.|\\n)*colwise"),
         ({"tp": 2}, {"tp": {"layers.*.attention.wq": ColwiseParallel()}}, "torch's styles are applied by fxshard.parallelize_module"),
         ({"dp": 2}, {"dp": HybridShard()}, "HybridShard is for two axes"),

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxshard._torch_compat.inductor.inductor import inductor_modes, replays_cuda_graphs
 from fxshard.errors import OptionError, a_kind
 from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.plans.parallel import Parallel, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import Options, check_choice, check_plan, check_unused, read_options
 
@@ -32,13 +33,14 @@ class BackendOptions(Options):
     ``mesh``: the DeviceMesh to run on; in a single process also a ``fxshard.Mesh`` of one rank. By default the mesh of the DTensors
     in the graph, else that of ``with device_mesh:`` around the call, else the default process group as one axis, ``"world"``.
     ``plan``: a ShardingPlan or the path of one, made by ``fxshard.plan`` for this model, these arguments and the layouts of its
-    tensors. ``mode``: Inductor's, as in ``torch.compile``, which does not accept it together with options:
-    "max-autotune-no-cudagraphs", "lite".
+    tensors. ``parallel``: one-word plans by axis, as in ``fxshard.plan``; parameters must already have the layouts that they say.
+    ``mode``: Inductor's, as in ``torch.compile``, which does not accept it together with options: "max-autotune-no-cudagraphs", "lite".
     """
 
     mesh: DeviceMesh | Mesh
     pins: Mapping[str, Any] | None = None
     plan: ShardingPlan | None = None
+    parallel: Any = None
     mode: str = "default"
 
     def __post_init__(self) -> None:
@@ -49,7 +51,13 @@ class BackendOptions(Options):
             raise OptionError("pins are a mapping from names to layouts", remedy="give a whole plan to the option plan")
         if self.plan is not None:
             check_plan(self.plan, self.planning_mesh)
-            check_unused(self.plan, example_sizes=self.example_sizes)
+            check_unused(self.plan, example_sizes=self.example_sizes, parallel=self.parallel)
+        assert self.words is not None
+
+    @cached_property
+    def words(self) -> Parallel:
+        """The one-word plans by axis."""
+        return read_parallel(self.parallel, self.planning_mesh)
 
     @cached_property
     def planning_mesh(self) -> Mesh:

@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from fxshard.errors import ConstraintError, OptionError, PlanError
-from fxshard.graph.planning_graph import GraphInput, PlanningGraph
-from fxshard.layout.layouts import Layout
+from fxshard.graph.planning_graph import GraphInput, PlanningGraph, example_shape
+from fxshard.layout.layouts import Layout, placement_str
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
 from fxshard.passes.planning.constrain import Condition, pattern
 from fxshard.plans.constraints import Pin
+from fxshard.plans.parallel import of_inputs
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.backend.backend_options import BackendOptions
 from fxshard.runtime.calls.inputs import layout_of
@@ -26,6 +27,11 @@ from fxshard.runtime.module.several_sizes import sampled_sizes
 from fxshard.shapes import WeightedSizes, weighted_sizes
 
 log = logging.getLogger("fxshard")
+
+DISTRIBUTE = (
+    "torch.compile leaves tensors where they are: distribute it in that layout first (torch.distributed.tensor.distribute_tensor), "
+    "or use fxshard.parallelize"
+)
 
 NamedTensors = Mapping[str, torch.Tensor]
 """The user's tensors by the names of the graph's inputs."""
@@ -83,10 +89,33 @@ class _GraphRequest(RequestBuilder):
         pinned = [*pins, *(c.name for c in constraints)]
         inputs = {i.name: self._layout(i) for i in self.graph.inputs_of("input") if not any(_matches(name, i.name) for name in pinned)}
         plain = [name for name, one in zip(self.outputs, distributed, strict=True) if not one]
+        inputs |= self._worded([name for name in inputs if not isinstance(self.named[name], DTensor)])
+        self._check_worded()
         own = {i.name: self._layout(i) for i in self.graph.inputs if i.kind in ("parameter", "buffer")}
         request = self.request(inputs, dict.fromkeys(plain, Layout.replicated(self.mesh.ndim)), {**pins, **own}, self._sampled(first))
         self._check_fixed((f"input_layouts[{name!r}]", name, layout) for name, layout in request.input_layouts.items())
-        return request
+        return replace(request, parallel=self.options.words)
+
+    def _worded(self, names: Sequence[str]) -> dict[str, Any]:
+        """The layouts that one-word plans give to plain inputs: whole on the axes without one."""
+        said = of_inputs(self.options.words, {name: example_shape(self._value(name).shape) for name in names})
+        whole = dict.fromkeys(self.mesh.axis_names, Replicate())
+        return {name: {**whole, **placements} for name, placements in said.items() if placements}
+
+    def _check_worded(self) -> None:
+        """Raises ConstraintError for a parameter that a one-word plan shards, but that is whole."""
+        for axis, word in self.options.words.items():
+            for end in self.graph.inputs_of("parameter"):
+                shape, have = example_shape(self._value(end.name).shape), self._layout(end)[self.mesh.axis(axis)]
+                wanted = word.parameter(end.name, shape)
+                if (wanted is not None and wanted != have) or (word.is_never_whole(end.name, shape) and have == Replicate()):
+                    asked = "sharded" if wanted is None else f"in {placement_str(wanted)}"
+                    what = f"parallel={{{axis!r}: {word}}} asks for parameter {end.name} {asked} on {axis!r}"
+                    raise ConstraintError(f"{what}, but it is {_describe(self.named[end.name], self.mesh)}", remedy=DISTRIBUTE)
+
+    def _value(self, name: str) -> torch.Tensor:
+        value: torch.Tensor = next(self.graph.by_name[i.node] for i in self.graph.inputs if i.name == name).meta["val"]
+        return value
 
     def _sampled(self, first: bool) -> tuple[WeightedSizes, ...]:
         """The sizes for which to optimise the plan. Warns that the option does not count for a static graph, or for one of several graphs
@@ -123,8 +152,7 @@ class _GraphRequest(RequestBuilder):
                 if not pin.admits(self._layout(end)):
                     raise ConstraintError(
                         f"{text} asks for {end.kind} {end.name} in {layout}, but it is {_describe(value, self.mesh)}",
-                        remedy="torch.compile leaves tensors where they are: distribute it in that layout first "
-                        "(torch.distributed.tensor.distribute_tensor), or use fxshard.parallelize",
+                        remedy=DISTRIBUTE,
                     )
 
 

@@ -246,3 +246,18 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _sdpa,
     c_nn.scaled_dot_product_attention: _sdpa,
 }
+_OF_OPERATORS = {
+    torch.ops.aten.linear.default: F.linear,
+    torch.ops.aten.matmul.default: torch.matmul,
+    torch.ops.aten.mm.default: torch.mm,
+    torch.ops.aten.bmm.default: torch.bmm,
+    torch.ops.aten.addmm.default: torch.addmm,
+    torch.ops.aten.baddbmm.default: torch.baddbmm,
+    torch.ops.aten.einsum.default: torch.einsum,
+    torch.ops.aten.scaled_dot_product_attention.default: F.scaled_dot_product_attention,
+    torch.ops.aten.cross_entropy_loss.default: c_nn.cross_entropy_loss,
+    torch.ops.aten.nll_loss_nd.default: c_nn.nll_loss_nd,
+    torch.ops.aten.log_softmax.int: torch.log_softmax,
+}
+"""Operators of exported graphs -> the functions that they stand for, with the same arguments."""
+_REPLACEMENTS.update({operator: _REPLACEMENTS[function] for operator, function in _OF_OPERATORS.items()})

@@ -1,0 +1,42 @@
+"""``fxshard plan ... --pipeline pp --microbatches 8``: the stages of a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fxshard.errors import OptionError
+
+if TYPE_CHECKING:
+    from fxshard.mesh.mesh import Mesh
+
+USED = ("parallel", "memory_limit", "cache")
+"""The options of a plan that also plan a pipeline."""
+ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes")
+
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    pipeline_help = "cut the model into stages along this axis and show them; the factory then returns the arguments of one microbatch"
+    parser.add_argument("--pipeline", metavar="AXIS", help=pipeline_help)
+    parser.add_argument("--microbatches", type=int, metavar="N", help="microbatches in a step of the pipeline (default: 4 for each stage)")
+    parser.add_argument("--schedule", default="1F1B", metavar="NAME", help="of the pipeline: 1F1B (the default) or GPipe")
+
+
+def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping[str, Any]) -> str:
+    """The stages as text. Raises OptionError for options that only the plan of a whole model has."""
+    given = [name for name in ONLY_PLAN if getattr(options, name)]
+    given += [name for name, value in plan_options.items() if name not in USED and value and value != "time"]
+    if given:
+        useless = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise OptionError(f"{useless} would have no effect on a pipeline", remedy=f"leave out {useless}, or leave out --pipeline")
+    from fxshard.cli.factory import load_model
+
+    model, args, kwargs = load_model(options.model)
+    from fxshard.pipelines.plan import plan_pipeline
+
+    stages = mesh.shape[mesh.axis_names.index(options.pipeline)] if options.pipeline in mesh.axis_names else 1
+    microbatches = 4 * stages if options.microbatches is None else options.microbatches
+    limits = {"optimizer": options.optimizer, "time_limit": options.time_limit, **{name: plan_options[name] for name in USED}}
+    step = {"microbatches": microbatches, "mb_kwargs": kwargs, "schedule": options.schedule}
+    return str(plan_pipeline(model, args, mesh, options.pipeline, **step, **limits))

@@ -1,0 +1,194 @@
+"""A stage on its ranks: a module sharded over the other axes, as a ``PipelineStage`` for torch's schedules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor
+
+from fxshard.errors import OptionError, PlanError, closest
+from fxshard.layout.layouts import Layout, local_shape
+from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.pipelines.plan import PipelinePlan, inner_mesh, plan_pipeline
+from fxshard.pipelines.refusals import check_axis
+from fxshard.pipelines.split import Passed, StageModule, split
+from fxshard.runtime.calls.inputs import as_dtensor
+from fxshard.runtime.calls.options import check_device_mesh
+from fxshard.runtime.module.accumulation import no_sync
+from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.ranks.agreement import TIMEOUT, Meeting, default_group
+from fxshard.runtime.ranks.launch import mesh_ranks
+
+PLANNING = ("parallel", "optimizer", "mixed_precision", "time_limit", "cache")
+"""Options for planning both the layers and the module of a stage."""
+RUNNING = ("compiler", "timeout", "debug", "dump", "without", "src_data_rank")
+"""Options of ``parallelize`` for the module of a stage."""
+
+
+@dataclass(frozen=True)
+class Border:
+    """A value between stages: whole, and on this rank."""
+
+    value: Passed
+    layout: Layout
+    local: tuple[int, ...]
+
+    def example(self) -> torch.Tensor:
+        """This rank's part, without memory."""
+        return torch.empty(self.local, dtype=self.value.dtype, device="meta", requires_grad=self.value.trains)
+
+    def distributed(self, part: torch.Tensor, device_mesh: DeviceMesh) -> DTensor:
+        """This rank's part as a DTensor; its gradient has the same layout."""
+        return as_dtensor(part, device_mesh, self.layout, self.value.shape)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a stage takes and returns."""
+
+    inputs: tuple[Border, ...]
+    outputs: tuple[Border, ...]
+
+
+class ShardedStage(PipelineStage):
+    """A stage of a pipeline whose ``submod`` is a parallelized module.
+
+    Ranks with equal coordinates on the other axes send each other their parts of a value. Gradients of all microbatches are added up and
+    reduced once, in the last backward of a step.
+    """
+
+    def __init__(self, module: nn.Module, plan: PipelinePlan, index: int, ends: Ends, inside: DeviceMesh, group: Any) -> None:
+        device = torch.device(inside.device_type, torch.cuda.current_device()) if inside.device_type == "cuda" else torch.device("cpu")
+        inputs, outputs = ([border.example() for border in side] for side in (ends.inputs, ends.outputs))
+        grads = [[x.detach() if x.requires_grad else None for x in side] for side in (inputs, outputs)]
+        given = {"input_args": inputs, "output_args": outputs, "input_grads": grads[0], "output_grads": grads[1]}
+        super().__init__(module, index, len(plan.stages), device, group=group, **{name: tuple(side) for name, side in given.items()})
+        self.plan, self.ends, self.inside = plan, ends, inside
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward of one microbatch, from this rank's parts of values to its parts."""
+        given = args
+        if not self.is_first:
+            given = tuple(border.distributed(x, self.inside) for border, x in zip(self.ends.inputs, args, strict=True))
+        with self._pending():
+            found = self.submod(*given, **kwargs)
+        parts = tuple(x.to_local() if isinstance(x, DTensor) else x for x in (found if isinstance(found, tuple) else (found,)))
+        return parts if isinstance(found, tuple) else parts[0]
+
+    def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:
+        """The backward of one microbatch; the last of a step reduces gradients over ranks."""
+        with contextlib.nullcontext() if last_backward else self._pending():
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def _pending(self) -> Any:
+        return contextlib.nullcontext() if self.plan.microbatches == 1 else no_sync(self.submod)
+
+
+def pipeline(
+    model: nn.Module,
+    mb_args: Sequence[Any],
+    device_mesh: DeviceMesh,
+    axis: str = "pp",
+    *,
+    microbatches: int,
+    mb_kwargs: Mapping[str, Any] | None = None,
+    schedule: str = "1F1B",
+    plan: PipelinePlan | None = None,
+    memory_limit: float | str | None = None,
+    hardware: Any = None,
+    **options: Any,
+) -> ShardedStage:
+    """This rank's stage of ``model``, cut along ``axis`` of ``device_mesh`` and sharded over its other axes; every rank calls this.
+
+        stage = fxshard.pipeline(model, (tokens[:2],), device_mesh, axis="pp", microbatches=8, parallel={"dp": fxshard.FullyShard()})
+        optimizer = torch.optim.AdamW(stage.submod.parameters())
+        schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss_fn)              # torch.distributed.pipelining
+        schedule.step(tokens) if stage.is_first else schedule.step(target=targets)
+
+    ``stage.submod`` is a parallelized module with this stage's parameters and buffers, under their names in ``model``. Arguments go to the
+    first stage, which passes on what later ones read. As in ``parallelize``, tensors are global values: a step takes the whole batch on
+    each rank of the first stage, and the last stage's outputs are whole.
+
+    Args:
+        mb_args, mb_kwargs: arguments of the model for one microbatch. All microbatches have the same sizes.
+        microbatches: their number in a step: give the schedule the same.
+        plan: a plan from ``fxshard.plan_pipeline``; by default one rank makes it for all.
+        schedule, memory_limit: as in ``fxshard.plan_pipeline``. hardware: as in ``fxshard.parallelize``.
+        options: ``parallel``, ``optimizer``, ``mixed_precision``, ``time_limit``, ``cache``; and, as in ``parallelize``, ``compiler``,
+            ``timeout``, ``debug``, ``dump``, ``without``, ``src_data_rank``.
+
+    Raises as ``fxshard.plan_pipeline`` and ``fxshard.parallelize``.
+    """
+    check_device_mesh(device_mesh)
+    for name in options:
+        if name not in (*PLANNING, *RUNNING):
+            what = f"pipeline has no option {name!r}{closest(name, (*PLANNING, *RUNNING))}"
+            raise OptionError(what, remedy=f"its options are {', '.join((*PLANNING, *RUNNING))}")
+    mesh = as_mesh(device_mesh, hardware)
+    check_axis(mesh, axis, microbatches, schedule)
+    kwargs = dict(mb_kwargs or {})
+    if plan is None:
+        planning = {name: options[name] for name in PLANNING if name in options}
+
+        def make() -> PipelinePlan:
+            chosen: dict[str, Any] = {"mb_kwargs": kwargs, "schedule": schedule, "memory_limit": memory_limit}
+            return plan_pipeline(model, mb_args, mesh, axis, microbatches=microbatches, **chosen, **planning)
+
+        plan = _shared(make, device_mesh, (mesh, axis, microbatches, schedule), options.get("timeout", TIMEOUT))
+    _check_plan(plan, mesh, axis, microbatches)
+    index = device_mesh.get_local_rank(axis)
+    mine = split(model, mb_args, kwargs, plan.starts)[index]
+    inside = device_mesh[tuple(name for name in mesh.axis_names if name != axis)]
+    ends = _ends(mine, plan, index, inside)
+    running = {name: options[name] for name in (*PLANNING, *RUNNING) if name in options}
+    _shard(mine, plan, index, ends, inside, {**running, "hardware": inner_mesh(mesh, axis).hardware})
+    return ShardedStage(mine.module, plan, index, ends, inside, device_mesh.get_group(axis))
+
+
+def _ends(stage: StageModule, plan: PipelinePlan, index: int, inside: DeviceMesh) -> Ends:
+    shape, coordinate = tuple(inside.shape), inside.get_coordinate()
+    assert coordinate is not None
+    whole = Layout.replicated(inside.ndim)
+
+    def borders(values: Sequence[Passed], between: bool) -> tuple[Border, ...]:
+        layouts = [plan.layouts[v.name] if between else whole for v in values]
+        return tuple(Border(v, x, local_shape(v.shape, x, shape, coordinate)) for v, x in zip(values, layouts, strict=True))
+
+    return Ends(borders(stage.inputs, index > 0), borders(stage.outputs, index < len(plan.stages) - 1))
+
+
+def _shard(stage: StageModule, plan: PipelinePlan, index: int, ends: Ends, inside: DeviceMesh, options: dict[str, Any]) -> None:
+    """Parallelizes the module of a stage: its arguments and results between stages are DTensors, others whole."""
+    examples = [border.distributed(border.example(), inside) if index else border.example() for border in ends.inputs]
+    outputs = {f"outputs[{i}]": border.layout for i, border in enumerate(ends.outputs)}
+    parallelize(stage.module, examples, inside, train=True, output_layouts=outputs, **options)
+
+
+def _shared(make: Callable[[], PipelinePlan], device_mesh: DeviceMesh, fields: tuple[Mesh, str, int, str], timeout: float) -> PipelinePlan:
+    """The plan that the lowest rank of ``device_mesh`` makes, on all of them."""
+    group = default_group(mesh_ranks(device_mesh))
+    if group is None:
+        return make()
+    with Meeting(group, "plan the pipeline", timeout=timeout) as meeting:
+        if meeting.leads:
+            plan = make()
+            meeting.everyone()
+            meeting.decide(plan.to_json())
+            return plan
+        text = meeting.outcome()
+    return PipelinePlan.from_json(text, *fields)
+
+
+def _check_plan(plan: PipelinePlan, mesh: Mesh, axis: str, microbatches: int) -> None:
+    have = (mesh.axis_names, mesh.shape, axis, microbatches)
+    if (plan.mesh.axis_names, plan.mesh.shape, plan.axis, plan.microbatches) != have:
+        asked = f"{microbatches} on {axis} of {mesh}"
+        what = f"the plan is for {plan.microbatches} microbatches on axis {plan.axis} of mesh {plan.mesh}, not {asked}"
+        raise PlanError(what, remedy="plan for this mesh and number of microbatches")

@@ -1,0 +1,126 @@
+"""Two stages of two ranks each train as one device does."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+
+import fxshard
+from fxshard.errors import OptionError, PlanError
+from fxshard.pipelines.stage import ShardedStage
+from fxshard.runtime.ranks.record import record_collectives
+from tests.distributed.scenarios import run_scenarios
+from tests.pipelines.test_split import Net
+
+pytestmark = pytest.mark.distributed
+MICROBATCHES = 4
+
+
+class Logits(Net):
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        first = x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, self.angles.cos(), torch.zeros((), dtype=torch.bool), first)
+        return self.head(x)
+
+
+class Loss(Net):
+    def forward(self, *args: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(*args)[0]
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def same(have: Tensor, want: Tensor, what: str) -> None:
+    full = have.full_tensor() if isinstance(have, DTensor) else have
+    error = float((full - want).detach().norm())
+    assert error <= 1e-9 * float(want.norm()), f"{what} is off by {error:.3g}"
+
+
+def trained(
+    model: Net, make: Any, schedule: Any, loss: Callable[..., Tensor], inputs: int, **options: Any
+) -> tuple[ShardedStage, Counter[str]]:
+    """Trains three steps on both; the first ``inputs`` of the batch's tensors go to the first stage, the last one is the target."""
+    reference = copy.deepcopy(model)
+    device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    torch.manual_seed(1)
+    batch = (torch.randint(0, 11, (8, 5)), torch.rand(8, 5) > 0.3, torch.randint(0, 11, (8, 5)))
+    given = batch[:inputs]
+    example = tuple(x[: 8 // MICROBATCHES] for x in given)
+    name = "1F1B" if schedule is Schedule1F1B else "GPipe"
+    stage = fxshard.pipeline(model, example, device_mesh, microbatches=MICROBATCHES, schedule=name, compiler="eager", **options)
+    optimizers = [make(stage.submod.parameters()), make(reference.parameters())]
+    runs = schedule(stage, n_microbatches=MICROBATCHES, loss_fn=loss)
+    for _ in range(3):
+        losses: list[Tensor] = []
+        runs.step(*given) if stage.is_first else runs.step(target=batch[2], losses=losses, return_outputs=False)
+        pieces = [loss(reference(*(x[i : i + 2] for x in given)), batch[2][i : i + 2]) for i in range(0, 8, 2)]
+        torch.stack(pieces).mean().backward()
+        for have, want in zip(losses, pieces, strict=stage.is_last):
+            same(have, want.detach(), "the loss")
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+    want, have = reference.state_dict(), stage.submod.state_dict()
+    assert have.keys() <= want.keys()
+    for key, value in have.items():
+        same(value, want[key], key)
+    held: list[Any] = [None] * 4
+    dist.all_gather_object(held, sorted(have))
+    assert set(held[0]) | set(held[2]) == set(want) and held[0] == held[1] and held[2] == held[3]
+    with record_collectives() as recorded:
+        runs.step(*given) if stage.is_first else runs.step(target=batch[2], return_outputs=False)
+    return stage, Counter(one.kind for one in recorded)
+
+
+def fully_sharded() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    words = {"dp": fxshard.FullyShard()}
+    stage, kinds = trained(Logits(), torch.optim.AdamW, Schedule1F1B, mean_loss, 1, parallel=words, optimizer="adamw")
+    assert kinds["reduce_scatter"] + kinds["all_reduce"] == len(list(stage.submod.parameters())), "once a step, not for each microbatch"
+
+
+def tensor_parallel() -> None:
+    """The model computes the loss; a skip connection, a mask and the targets pass from stage to stage."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    trained(Loss(), sgd, ScheduleGPipe, lambda loss, _: loss, 3, parallel={"dp": fxshard.TensorParallel()})
+
+
+def refused() -> None:
+    device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    model, tokens = Logits(), torch.randint(0, 11, (2, 5))
+    with pytest.raises(OptionError, match="pipeline has no option 'pins'"):
+        fxshard.pipeline(model, (tokens,), device_mesh, microbatches=4, pins={})
+    plan = fxshard.plan_pipeline(model, (tokens,), fxshard.Mesh({"pp": 2, "dp": 2}), microbatches=4)
+    with pytest.raises(PlanError, match="the plan is for 4 microbatches on axis pp of mesh pp=2,dp=2, not 8"):
+        fxshard.pipeline(model, (tokens,), device_mesh, microbatches=8, plan=plan)
+
+
+SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, tensor_parallel, refused)}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_scenarios(SCENARIOS, 4, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_four_ranks(name: str, found: dict[str, str]) -> None:
+    assert not found[name], found[name]

@@ -1,0 +1,76 @@
+"""The best cut against all cuts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxshard.pipelines.cut import Chain, Cut, Layer, best_cut, bounds, least_memory
+from fxshard.pipelines.schedule import step_time
+
+SIZES = st.integers(0, 9)
+LAYER = st.builds(
+    Layer,
+    name=st.just("layer"),
+    time=st.integers(1, 9),
+    held=SIZES,
+    saved=SIZES,
+    working=SIZES,
+    entering=st.integers(0, 3),
+    transfer=st.integers(0, 4),
+    starts=st.sampled_from([True, True, True, False]),
+)
+CHAIN = st.builds(
+    lambda layers, stages, extra, schedule: Chain(tuple(layers), stages, stages + extra, schedule),
+    st.lists(LAYER, min_size=1, max_size=7),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.sampled_from(["1F1B", "GPipe"]),
+)
+
+
+def cuts(chain: Chain) -> Iterator[Cut]:
+    inside = [i for i, layer in enumerate(chain.layers) if i and layer.starts]
+    return ((0, *rest) for rest in itertools.combinations(inside, chain.stages - 1))
+
+
+def took(chain: Chain, cut: Cut) -> float:
+    return step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))], chain.microbatches)
+
+
+def peak(chain: Chain, cut: Cut) -> int:
+    return max(chain.memory(i, *ends) for i, ends in enumerate(bounds(cut, len(chain.layers))))
+
+
+@given(CHAIN, st.one_of(st.integers(0, 120), st.just(math.inf)))
+def test_the_best_cut_is_the_best_of_all(chain: Chain, limit: float) -> None:
+    fitting = [took(chain, cut) for cut in cuts(chain) if peak(chain, cut) <= limit]
+    found = best_cut(chain, limit)
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert peak(chain, found) <= limit and took(chain, found) == min(fitting)
+
+
+@given(CHAIN)
+def test_the_least_memory_is_that_of_some_cut(chain: Chain) -> None:
+    assert least_memory(chain) == min((peak(chain, cut) for cut in cuts(chain)), default=None)
+
+
+def test_1f1b_needs_less_memory_in_later_stages() -> None:
+    layers = tuple(Layer(f"layers.{i}", 10.0, held=10, saved=10) for i in range(8))
+    assert best_cut(Chain(layers, 2, 4)) == (0, 4)
+    assert [Chain(layers, 2, 4).memory(i, 4 * i, 4 * i + 4) for i in (0, 1)] == [120, 80]
+    assert best_cut(Chain(layers, 2, 4), 100) == (0, 3)
+    assert best_cut(Chain(layers, 2, 4, "GPipe"), 100) is None
+
+
+def test_a_large_chain_takes_no_time() -> None:
+    layers = tuple(Layer(f"layers.{i}", 1.0 + i % 7 / 100, saved=1, transfer=0.1) for i in range(96))
+    cut = best_cut(Chain(layers, 8, 32))
+    assert cut is not None and len(cut) == 8
+    assert took(Chain(layers, 8, 32), cut) == pytest.approx(sum(x.time for x in layers) + 1.4 + 31 * 12.55, rel=0.01)

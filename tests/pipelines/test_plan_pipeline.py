@@ -1,0 +1,111 @@
+"""What a planned pipeline says: stages, memory limits, links, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxshard
+from fxshard.errors import ConstraintError, OptionError, PlanError
+from fxshard.pipelines.plan import PipelinePlan, inner_mesh
+from fxshard.pipelines.prices import examples
+from fxshard.pipelines.split import split_layers
+from tests.pipelines.test_split import Net, arguments
+
+MESH = fxshard.Mesh({"pp": 2, "dp": 2})
+
+
+class Wide(nn.Module):
+    """Eight equal layers and one that is called ``calls`` times: it takes the time of several and the memory of one."""
+
+    def __init__(self, calls: int = 1) -> None:
+        super().__init__()
+        self.calls = calls
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8))
+        self.head = nn.Linear(256, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        for _ in range(self.calls):
+            x = self.head(x)
+        return x.logsumexp(-1)
+
+
+def planned(model: nn.Module, **options: Any) -> PipelinePlan:
+    with torch.device("meta"):
+        example = torch.empty(64, 256)
+    return fxshard.plan_pipeline(model.to("meta"), (example,), MESH, microbatches=4, cache=False, **options)
+
+
+def test_stages_take_equal_time() -> None:
+    plan = planned(Wide(0))
+    assert [len(stage.layers) for stage in plan.stages] == [4, 4] and plan.starts == ("layers.4",)
+    plan = planned(Wide(6))
+    counts = [len(stage.layers) for stage in plan.stages]
+    assert counts[0] > counts[1] and sum(counts) == 8
+    assert max(s.time for s in plan.stages) < 1.5 * min(s.time for s in plan.stages)
+    text = str(plan)
+    assert re.search(r"0 +layers.0 .. layers.\d +\d", text) and f"bubble {plan.bubble:.1%}" in text
+    assert PipelinePlan.from_json(plan.to_json(), MESH, "pp", 4, "1F1B") == plan
+
+
+def test_a_layer_costs_what_its_own_plan_does() -> None:
+    model, words = Wide().to("meta"), {"dp": fxshard.DataParallel()}
+    plan = planned(model, parallel=words, optimizer="adamw")
+    _, pieces = split_layers(model, (torch.empty(64, 256, device="meta"),), {})
+    inside = {"input_layouts": "S(0)", "output_layouts": "S(0)", "parallel": words, "optimizer": "adamw", "cache": False}
+    alone = fxshard.plan(pieces[1].module, examples(pieces[1].inputs), inner_mesh(MESH, "pp"), **inside)
+    assert set(map(str, plan.layouts.values())) == {"S(0)"}
+    first = plan.stages[0]
+    assert first.time == pytest.approx(len(first.layers) * alone.objective, rel=0.25)
+    weights = 4 * (256 * 256 + 256)
+    state = alone.memory["parameter"] + alone.memory["optimizer"]
+    assert state == pytest.approx(3 * weights, rel=0.01)
+    activations = first.in_flight * 2 * 4 * 32 * 256  # what each layer saves: its input and its result
+    assert first.memory == pytest.approx(len(first.layers) * (4 * weights + activations), rel=0.15)
+
+
+def test_a_memory_limit_moves_the_cut_or_is_refused() -> None:
+    free = planned(Wide(6), optimizer="adamw")
+    with pytest.raises(ConstraintError, match=r"no cut into 2 stages fits in memory_limit=100 KB") as error:
+        planned(Wide(6), optimizer="adamw", memory_limit=100_000)
+    least = int(re.search(r"some cut needs .*?([\d,]+) bytes", str(error.value))[1].replace(",", ""))
+    tight = planned(Wide(6), optimizer="adamw", memory_limit=least)
+    assert max(stage.memory for stage in tight.stages) == least < max(stage.memory for stage in free.stages)
+    assert tight.step_time > free.step_time and tight.starts != free.starts
+
+
+def test_inner_axes_keep_their_links() -> None:
+    between = fxshard.Mesh({"dp": 2, "pp": 2, "tp": 8}, "h100")
+    inside = inner_mesh(between, "pp")
+    assert inside.axis_names == ("dp", "tp")
+    assert [inside.link(i) for i in range(2)] == [between.link(0), between.link(2)]
+
+
+def test_what_pipelines_do_not_support_is_refused() -> None:
+    args = arguments()
+
+    def plan(model: nn.Module, mesh: Any = MESH, microbatches: Any = 4, given: Any = args, **options: Any) -> None:
+        fxshard.plan_pipeline(model, given, mesh, microbatches=microbatches, **options)
+
+    with pytest.raises(PlanError, match=r"share a parameter, embedding.weight = head.weight, read with layers.0 and with layers.3"):
+        plan(Net(tied=True))
+    with pytest.raises(PlanError, match="1 is a BatchNorm1d"):
+        plan(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), given=(torch.rand(4, 4),))
+    with pytest.raises(PlanError, match=r"Linear has no list of layers"):
+        plan(nn.Linear(4, 4), given=(torch.rand(4, 4),))
+    with pytest.raises(PlanError, match=r"4 layers, too few for 8 stages"):
+        plan(Net(), fxshard.Mesh({"pp": 8, "dp": 1}), 8)
+    with pytest.raises(OptionError, match=r"no axis 'pq'"):
+        plan(Net(), axis="pq")
+    with pytest.raises(OptionError, match=r"microbatches is 1, and the axis 'pp' has 2 stages"):
+        plan(Net(), microbatches=1)
+    with pytest.raises(OptionError, match=r"unknown schedule '1f1b'"):
+        plan(Net(), schedule="1f1b")
+    with pytest.raises(OptionError, match=r"no axis besides 'pp'"):
+        plan(Net(), fxshard.Mesh({"pp": 2}))
