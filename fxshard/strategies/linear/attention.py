@@ -1,6 +1,6 @@
 """Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; b, h and s can be sharded, t stays whole.
 
-Causal means t <= s in global indices, so each shard of the queries gets its own mask.
+Causal means t <= s in global indices. A shard of the queries knows the position of its first one, and skips the keys that it does not see.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext, emit_padding
-from fxshard.strategies.engine.registry import register, replaced
+from fxshard.strategies.engine.registry import register
 
 aten = torch.ops.aten
 
@@ -53,38 +53,29 @@ def local_backward(ctx: LocalContext) -> Any:
 
 
 def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
-    """Attention of a shard; with sharded queries, ``is_causal`` becomes a mask [1, 1, s, t].
-
-    Kernels divide by the number of queries: a shard that may be empty is padded with one query, whose result is dropped.
-    """
+    """Attention of a shard; with sharded queries, ``is_causal`` becomes an offset."""
     if not ctx.inputs[query].axes_on(2):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
-    rows = ctx.input_shape(query)[2]
-    some = rows if surely(rows > 0) else torch.sym_max(rows, 1)
-    args = list(ctx.args)
-    if some is not rows:
-        shapes = [v.meta["val"].shape if isinstance(v, fx.Node) else () for v in args]
-        cut = [i for i in range(mask + 1) if len(shapes[i]) > 2 and i not in (query + 1, query + 2)]
-        for i in cut:
-            dim = 2 if i < mask else len(shapes[i]) - 2
-            if i < mask or known_equal(shapes[i][dim], rows):
-                args[i] = emit_padding(ctx.emit, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
     if ctx.call.arg(mask + 1):
-        args = list(replaced(tuple(args), {mask: _causal(ctx, query, some), mask + 1: False}))
-    results = ctx.emit(ctx.target, *args, **ctx.kwargs)
-    return results if some is rows else _first_rows(ctx, results, rows, query)
+        scale, grouped = ctx.args[mask + 2 :]
+        target = torch.ops.fxshard.block_attention_backward if query else torch.ops.fxshard.block_attention
+        return ctx.emit(target.default, *ctx.args[:mask], ctx.input_offset(query, 2), None, scale, grouped)
+    return _padded(ctx, query, mask)
 
 
-def _causal(ctx: LocalContext, query: int, rows: int) -> fx.Node:
-    columns = ctx.input_shape(query + 1)[2]
-    here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
-    row = ctx.emit(aten.add.Tensor, here, ctx.input_offset(query, 2))
-    kept = ctx.emit(
-        aten.ge.Tensor,
-        ctx.emit(aten.unsqueeze.default, row, 1),
-        ctx.emit(aten.arange.default, columns, dtype=torch.int64),
-    )
-    return ctx.emit(aten.view.default, kept, [1, 1, rows, columns])
+def _padded(ctx: LocalContext, query: int, mask: int) -> Any:
+    """Kernels divide by the number of queries: a shard that may be empty is padded with one query, whose result is dropped."""
+    rows = ctx.input_shape(query)[2]
+    if surely(rows > 0):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    some, args = torch.sym_max(rows, 1), list(ctx.args)
+    shapes = [v.meta["val"].shape if isinstance(v, fx.Node) else () for v in args]
+    cut = [i for i in range(mask + 1) if len(shapes[i]) > 2 and i not in (query + 1, query + 2)]
+    for i in cut:
+        dim = 2 if i < mask else len(shapes[i]) - 2
+        if i < mask or known_equal(shapes[i][dim], rows):
+            args[i] = emit_padding(ctx.emit, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
+    return _first_rows(ctx, ctx.emit(ctx.target, *args, **ctx.kwargs), rows, query)
 
 
 def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> tuple[fx.Node, ...]:
