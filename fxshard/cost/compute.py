@@ -108,13 +108,13 @@ def _einsum(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
 def _sdpa(matmuls: int, query: int) -> Flops:
     """``matmuls`` products of b h s t d: two forward, five backward (FlashAttention recomputes the scores); causal: of the scores seen.
 
-    With sharded queries, the last shard sets the pace.
+    With sharded queries, the last shard sets the pace. All keys count: a rank with a shard of them gets the others.
     """
 
     def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
-        q, k = inputs[query], inputs[query + 1]
+        q, keys = inputs[query], call.operands[query + 1].shape[-2]
         causal = call.args[4 if query == 0 else 7] is True
-        seen = _seen_by_last(call.operands[query].shape[-2], q[-2], k[-2]) if causal else q[-2] * k[-2]
+        seen = _seen_by_last(call.operands[query].shape[-2], q[-2], keys) if causal else q[-2] * keys
         return matmuls * 2.0 * math.prod(q[:-2]) * q[-1] * seen
 
     return flops

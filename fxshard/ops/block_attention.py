@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from fxshard.ops.attention import lse_dtype, sdpa, sdpa_backward
+from fxshard.ops.kernels import operator
 
 
 class Part(NamedTuple):
@@ -35,12 +36,16 @@ def parts(rows: int, keys: int, offset: int | None) -> list[Part]:
     return found if row >= rows else [*found, Part(row, start, min(keys, rows + offset), True)]
 
 
-def merge(out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, logsumexp) of attention to two blocks of keys; a query that sees no key of a block has out 0 and logsumexp -inf there."""
+@operator(lambda out, lse, *_: (out.new_empty(out.shape, dtype=lse.dtype), lse.new_empty(lse.shape)))
+def merge_attention(
+    out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, logsumexp) of attention to two blocks of keys, from those of each, in the dtype of ``lse``. A query that sees no key of a block
+    has out 0 and logsumexp -inf there."""
     total = torch.logaddexp(lse, other_lse)
     known = total.masked_fill(total == -math.inf, 0.0)
-    weights = ((part - known).exp().unsqueeze(-1) for part in (lse, other_lse))
-    return sum(x * w for x, w in zip((out, other), weights, strict=True)).to(out.dtype), total
+    first, second = ((part - known).exp().unsqueeze(-1) for part in (lse, other_lse))
+    return out * first + other * second, total
 
 
 def _empty(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,6 +57,8 @@ def _number(value: torch.Tensor | None) -> int | None:
 
 
 def _parts_of(q: torch.Tensor, k: torch.Tensor, offset: torch.Tensor | None, keys: torch.Tensor | None) -> list[Part]:
+    if not q.numel() or not k.numel():
+        return []
     count = _number(keys)
     return parts(q.shape[-2], k.shape[-2] if count is None else count, _number(offset))
 
@@ -82,8 +89,8 @@ def block_attention(
         elif part.row:
             out[..., part.row :, :], lse[..., part.row :] = some, some_lse
         else:
-            out, lse = merge(out, lse, some, some_lse)
-    return out, lse
+            out, lse = merge_attention(out, lse, some, some_lse)
+    return out.to(q.dtype), lse
 
 
 @torch.library.custom_op("fxshard::block_attention_backward", mutates_args=())

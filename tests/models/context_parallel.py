@@ -65,6 +65,11 @@ def gathered(spec: OpSpec, query: int) -> bool:
     return bool(spec.inputs[query].axes_on(SEQUENCE)) and not spec.inputs[query + 1].axes_on(SEQUENCE)
 
 
+def ring(spec: OpSpec, query: int) -> bool:
+    """Whether queries and keys are sharded along the sequence."""
+    return bool(spec.inputs[query + 1].axes_on(SEQUENCE))
+
+
 def plan_of(graph: PlanningGraph, mesh: Mesh, wanted: Callable[[OpSpec, int], bool], seed: int) -> ShardingPlan:
     """A random plan in which attention has one of the ``wanted`` specs."""
     return random_graph_plan(with_attention(annotate(graph, mesh), wanted), seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxshard.ops.block_attention import merge, parts
+from fxshard.ops.block_attention import merge_attention, parts
 
 F = torch.nn.functional
 block, backward = torch.ops.fxshard.block_attention, torch.ops.fxshard.block_attention_backward
@@ -46,7 +46,7 @@ def test_merged_blocks_are_the_whole(dtype: torch.dtype) -> None:
     for start in (0, 3, 5):
         piece = slice(start, {0: 3, 3: 5, 5: 6}[start])
         part = block(q, k[:, :, piece], v[:, :, piece], torch.tensor(-start), None, None, False)
-        found = part if found is None else merge(*found, *part)
+        found = part if found is None else merge_attention(*found, *part)
     assert found is not None
     close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
     want = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)

@@ -21,6 +21,7 @@ from torch.distributed.tensor import Partial
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, are_numbers, is_symbolic, noting_lines, oblivious, plain, surely
+from fxshard.cost.timeline import bytes_sent
 from fxshard.errors import PlanError
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import (
@@ -44,13 +45,13 @@ from fxshard.passes.annotation.recompute import expand
 from fxshard.passes.annotation.verify import verify_blocks, verify_edges
 from fxshard.passes.lowering.emit import emit_step
 from fxshard.passes.lowering.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
-from fxshard.passes.lowering.shaping import padded
+from fxshard.passes.lowering.shaping import padded, wait
 from fxshard.passes.lowering.size_classes import cuts, size_classes
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, coordinate_symbols
+from fxshard.program.sharded_program import KINDS, SHIFT, ProgramCollective, ProgramSize, ShardedProgram, SizeClass, coordinate_symbols
 from fxshard.shapes import DynamicDim, GraphFamily, depends_on, distinct, range_in_units, units_of
-from fxshard.strategies import local_form
+from fxshard.strategies import local_form, own_collectives
 from fxshard.strategies.engine.conversion import identity
 from fxshard.strategies.engine.factors import known_equal
 
@@ -226,6 +227,7 @@ class _Lowering:
     def run(self) -> fx.GraphModule:
         self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
         self.calls = calls_of(self.graph)
+        self._place = {n.name: k for k, n in enumerate(self.plan.nodes, len(self.plan.redistributions))}
         times = Lifetimes(self.graph)
         self.returned: dict[str, list[int]] = {}
         self.ahead: dict[str, list[int]] = {}
@@ -317,6 +319,14 @@ class _Lowering:
             )
         )
 
+    def _record_own(self, started: fx.Node, node: fx.Node, number: int) -> None:
+        """Records a collective that a node's local form issues."""
+        buffer, mesh = started.args[0].meta["val"], self.plan.mesh
+        shape, axis = example_shape(buffer.shape), started.args[-1]
+        sent = bytes_sent(started, mesh.shape[mesh.axis(axis)])
+        serves = (self._place[node.name], number)
+        self.collectives.append(ProgramCollective(KINDS[started.target], axis, sent, shape, str(buffer.dtype), started.name, (serves,)))
+
     def _call(self, node: fx.Node) -> None:
         spec = self.plan.specs[node.name]
         reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
@@ -325,7 +335,9 @@ class _Lowering:
         else:
             call = self.calls[node.name]
             emitted = partial(self._emitted, node, call, spec, reads)
-            results = self.local.record_or_replay((id(call), id(spec)), (call, spec), reads, emitted)
+            results, issued = self.local.record_or_replay((id(call), id(spec)), (call, spec), reads, emitted)
+            for number, collective in enumerate(issued):
+                self._record_own(collective, node, number)
         if outputs_of(node):
             self._store(node, spec, results)
         else:
@@ -337,11 +349,13 @@ class _Lowering:
         return fx.map_arg((node.args, dict(node.kwargs)), lambda a: next(count) if is_tensor(a) else self.numbers[a.name])
 
     def _emitted(self, node: fx.Node, call: Call, spec: OpSpec, reads: list[fx.Node]) -> Any:
-        """Emits the local form of a call and returns its result."""
+        """Emits the local form of a call and returns its result, and the collectives that it issues."""
         context = Context(node, call, spec, self.local)
         context.args, context.kwargs = self._arguments(node, reads)
         self._handle_empty_shards(context)
-        return self._neutral(context) if context.is_empty else local_form(call)(context)
+        if context.is_empty and not own_collectives(call, spec, self.plan.mesh):
+            return self._neutral(context), ()
+        return local_form(call)(context), tuple(context.issued)
 
     def _store(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
         outs = outputs_of(node)
@@ -430,6 +444,9 @@ class Context:
         self.local = local
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
+        self.mesh = local.mesh
+        self.issued: list[fx.Node] = []
+        """The collectives that the local form has issued."""
         self.single = is_tensor(node)
 
     def input_shape(self, operand: int) -> tuple[int, ...]:
@@ -450,6 +467,16 @@ class Context:
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.local.emit(target, *args, **kwargs)
+
+    def axis_index(self, axis: int) -> fx.Node:
+        return self.local.axis_index(axis)
+
+    def shift(self, x: fx.Node, axis: int) -> fx.Node:
+        self.issued.append(self.emit(SHIFT, x, self.mesh.axis_names[axis]))
+        return self.issued[-1]
+
+    def arrived(self, started: fx.Node) -> fx.Node:
+        return wait(self.local, started)
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         return self.local.item(node, index)

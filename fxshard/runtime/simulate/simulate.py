@@ -223,6 +223,8 @@ def _collective(calls: Sequence[IssuedCollective], reduction: str) -> list[torch
         return [whole.clone() for _ in tensors]
     if call.kind == "reduce_scatter":
         return scatter_tensors(tensors, call.op, reduction)
+    if call.kind == "shift":
+        return [tensors[source - 1].clone() for source in range(n)]
     blocks = [c.tensor.split(c.splits[0]) for c in calls if c.splits is not None]
     return [torch.cat([blocks[source][target] for source in range(n)]) for target in range(n)]
 

@@ -10,14 +10,19 @@ from typing import Any
 
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import NodeCollective, OpSpec
 from fxshard.strategies.engine.derived import derive
 from fxshard.strategies.engine.factors import Rule
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 
+OwnCollectives = Callable[[Call, OpSpec, Mesh], tuple[NodeCollective, ...]]
+
 
 @dataclass(frozen=True)
 class Registered:
-    """``size_argument``: position of the argument that is the shape of output 0; ``local``: emits the local operator.
+    """``size_argument``: position of the argument that is the shape of output 0; ``local``: emits the local operator;
+    ``collectives``: those that it then issues.
 
     ``description``: text of a user's registration; empty for built-in rules.
     """
@@ -26,6 +31,7 @@ class Registered:
     local: LocalForm | None = None
     size_argument: int | None = None
     description: str = ""
+    collectives: OwnCollectives | None = None
 
 
 _RULES: dict[str, Registered] = {}
@@ -40,12 +46,13 @@ def register(
     size_argument: int | None = None,
     override: bool = False,
     description: str = "",
+    collectives: OwnCollectives | None = None,
 ) -> None:
     """Registers the rule of operators (``"aten.mm.default"``); raises RuleError if one has a rule already, unless ``override``."""
     for op in [ops] if isinstance(ops, str) else ops:
         if op in _RULES and not override:
             raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
-        _RULES[op] = Registered(rule, local, size_argument, description)
+        _RULES[op] = Registered(rule, local, size_argument, description, collectives)
     for forget in _ON_CHANGE:
         forget()
 
@@ -112,6 +119,12 @@ def local_form(call: Call) -> LocalForm:
     if entry.local is not None:
         return entry.local
     return unchanged if entry.size_argument is None else resized(entry.size_argument)
+
+
+def own_collectives(call: Call, spec: OpSpec, mesh: Mesh) -> tuple[NodeCollective, ...]:
+    """The collectives that the local form of ``call`` issues itself, in order; none for most operators."""
+    entry = lookup(call.op)
+    return () if entry is None or entry.collectives is None else entry.collectives(call, spec, mesh)
 
 
 def unchanged(ctx: LocalContext) -> Any:

@@ -1,10 +1,12 @@
-"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; b, h and s can be sharded, t stays whole.
+"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; b, h and s can be sharded; t too, on
+the axis that shards s (``ring_attention``).
 
 Causal means t <= s in global indices. A shard of the queries knows the position of its first one, and skips the keys that it does not see.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +17,11 @@ from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext, emit_padding
 from fxshard.strategies.engine.registry import register
+from fxshard.strategies.linear.ring_attention import ring_axis, ring_backward, ring_forward, shifts
 
 aten = torch.ops.aten
+RING = (("s", "t"),)
+"""Queries and keys sharded on one axis: the local form passes keys around."""
 
 
 def _tensors(call: Call, query: int, mask: int) -> tuple[list[Name], list[Name], list[Name], list[list[Name]]]:
@@ -35,13 +40,14 @@ def _tensors(call: Call, query: int, mask: int) -> tuple[list[Name], list[Name],
 def sdpa(call: Call) -> Factors:
     """(q, k, v, mask, is_causal, scale, enable_gqa) -> (out, logsumexp)."""
     q, k, lse, mask = _tensors(call, 0, 3)
-    return factors([q, k, k, *mask], [q, lse])
+    return factors([q, k, k, *mask], [q, lse], together=() if mask else RING)
 
 
 def sdpa_backward(call: Call) -> Factors:
     """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; sharded s or g leaves dk and dv pending sums."""
     q, k, lse, mask = _tensors(call, 1, 6)
-    return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
+    properties = {"linear": linear_groups(call, [(0,)]), "together": () if mask else RING}
+    return factors([q, q, k, k, q, lse, *mask], [q, k, k], **properties)
 
 
 def local_sdpa(ctx: LocalContext) -> Any:
@@ -53,7 +59,10 @@ def local_backward(ctx: LocalContext) -> Any:
 
 
 def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
-    """Attention of a shard; with sharded queries, ``is_causal`` becomes an offset."""
+    """Attention of a shard; with sharded queries, ``is_causal`` becomes an offset, with sharded keys they are passed around a ring."""
+    axis = ring_axis(ctx, query)
+    if axis is not None:
+        return ring_backward(ctx, axis) if query else ring_forward(ctx, axis)
     if not ctx.inputs[query].axes_on(2):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
     if ctx.call.arg(mask + 1):
@@ -86,5 +95,5 @@ def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> t
     return (*(ctx.emit(aten.index_select.default, part, 2, here) for part in parts[:count]), *parts[count:])
 
 
-register("fxshard.sdpa.default", sdpa, local=local_sdpa)
-register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward)
+register("fxshard.sdpa.default", sdpa, local=local_sdpa, collectives=partial(shifts, query=0))
+register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward, collectives=partial(shifts, query=1))
