@@ -3,7 +3,9 @@
 On n ranks, step i = 0 .. n-1 attends to one block while the shift of k and v for step i + 1 runs. In the backward the shift of the sums of
 dk and dv after step i = 1 .. n-1 runs beside step i + 1; the last one, which brings them home, runs beside nothing. Of communication beside
 compute, the part ``Hardware.overlap`` is free.
-The last rank sets the pace: under a causal mask, its step 0 is the half block on the diagonal, and it sees all of every other block.
+Under a causal mask, the last rank sets the pace: its step 0 is the half block on the diagonal, and it sees all of every other block. If
+blocks are dealt head-to-tail, each step is half a block for all ranks. Dealing takes collectives beside nothing, and copies before and
+after.
 """
 
 from __future__ import annotations
@@ -38,8 +40,13 @@ def node_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     if not own:
         return compute + causal * merging_time(call, spec, mesh, query)
     axis = mesh.axis(own[0].axis)
-    ranks, one = mesh.shape[axis], collective_time(own[0].kind, axis, own[0].bytes, mesh)
-    return ring_time(compute, one, ranks, backward, causal, mesh.hardware.overlap) + (ranks - 1) * merging_time(call, spec, mesh, query)
+    times = {kind: [collective_time(c.kind, axis, c.bytes, mesh) for c in own if c.kind == kind] for kind in ("shift", "zigzag")}
+    ranks, dealt = mesh.shape[axis], math.fsum(times["zigzag"])
+    if dealt:  # all ranks do as much: half of the scores, where the last rank of the sequence in order sees all but half a block
+        compute *= ranks / (2 * ranks - 1)
+        dealt += sum(traffic_time(mesh.hardware, 4 * c.bytes) for c in own if c.kind == "zigzag")
+    steps = ring_time(compute, times["shift"][0], ranks, backward, causal and not dealt, mesh.hardware.overlap)
+    return steps + dealt + (ranks - 1) * merging_time(call, spec, mesh, query)
 
 
 def ring_time(compute: float, shift: float, ranks: int, backward: bool, causal: bool, overlap: float) -> float:

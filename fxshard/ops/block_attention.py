@@ -1,7 +1,7 @@
 """``fxshard::block_attention`` and its backward: attention to a block of the keys, causal by an offset, without a mask in memory.
 
-Query i sees key j of the block if ``j <= i + offset`` (all keys if there is no offset) and ``j < keys``. Only scores that are seen are
-computed: those of keys that every query sees, and those of the square on the diagonal. Results of several blocks are merged by their
+Query i sees key j of the block if ``j <= i + offset`` (if there is an offset), ``i >= first`` and ``j < keys``. Only scores that are seen
+are computed: those of keys that every query sees, and those of the square on the diagonal. Results of several blocks are merged by their
 logsumexp, as in FlashAttention (Dao et al., 2022) and ring attention (Liu et al., 2023).
 """
 
@@ -25,12 +25,13 @@ class Part(NamedTuple):
     causal: bool
 
 
-def parts(rows: int, keys: int, offset: int | None) -> list[Part]:
+def parts(rows: int, keys: int, offset: int | None, first: int = 0) -> list[Part]:
     """The parts of a (rows, keys) matrix of scores that are computed: at most one that is whole, and one on the diagonal."""
-    if not rows or not keys:
+    assert offset is None or not first, "no caller needs both"
+    if first >= rows or not keys:
         return []
     if offset is None or offset >= keys:
-        return [Part(0, 0, keys, False)]
+        return [Part(first, 0, keys, False)]
     row, start = max(0, -offset), max(0, offset)
     found = [Part(0, 0, start, False)] if start else []
     return found if row >= rows else [*found, Part(row, start, min(keys, rows + offset), True)]
@@ -56,11 +57,13 @@ def _number(value: torch.Tensor | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _parts_of(q: torch.Tensor, k: torch.Tensor, offset: torch.Tensor | None, keys: torch.Tensor | None) -> list[Part]:
+def _parts_of(
+    q: torch.Tensor, k: torch.Tensor, offset: torch.Tensor | None, first: torch.Tensor | None, keys: torch.Tensor | None
+) -> list[Part]:
     if not q.numel() or not k.numel():
         return []
     count = _number(keys)
-    return parts(q.shape[-2], k.shape[-2] if count is None else count, _number(offset))
+    return parts(q.shape[-2], k.shape[-2] if count is None else count, _number(offset), _number(first) or 0)
 
 
 def _seen(k: torch.Tensor, part: Part) -> torch.Tensor:
@@ -73,16 +76,18 @@ def block_attention(
     k: torch.Tensor,
     v: torch.Tensor,
     offset: torch.Tensor | None,
+    first: torch.Tensor | None,
     keys: torch.Tensor | None,
     scale: float | None,
     enable_gqa: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q [b, h, s, d] over a block k, v [b, h or h/g, t, d] -> (out [b, h, s, d], logsumexp [b, h, s]).
 
-    ``offset``, ``keys``: int64 scalars, the first query's position less the first key's, and the number of keys before padding.
+    ``offset``, ``first``, ``keys``: int64 scalars or None: the first query's position less the first key's, the first query that sees
+    any key (without an offset), and the number of keys that are seen.
     """
     out, lse = _empty(q, v)
-    for part in _parts_of(q, k, offset, keys):
+    for part in _parts_of(q, k, offset, first, keys):
         some, some_lse = sdpa(q[..., part.row :, :], _seen(k, part), _seen(v, part), None, part.causal, scale, enable_gqa)
         if part == (0, 0, part.stop, part.causal):
             out, lse = some, some_lse
@@ -102,13 +107,14 @@ def block_attention_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     offset: torch.Tensor | None,
+    first: torch.Tensor | None,
     keys: torch.Tensor | None,
     scale: float | None,
     enable_gqa: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """This block's share of the gradients of q, k and v; ``out`` and ``lse`` are those of attention to all blocks."""
     dq, dk, dv = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    for part in _parts_of(q, k, offset, keys):
+    for part in _parts_of(q, k, offset, first, keys):
         of_rows = [t[..., part.row :, :] for t in (grad, q, out)]
         grads = sdpa_backward(
             of_rows[0], of_rows[1], _seen(k, part), _seen(v, part), of_rows[2], lse[..., part.row :], None, part.causal, scale, enable_gqa

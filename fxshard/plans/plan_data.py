@@ -18,8 +18,8 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import WeightedSizes
 
 FORMAT_VERSION = 4
-NODE_COLLECTIVES = ("shift",)
-"""The kinds of collectives that nodes issue themselves; ``shift`` sends a tensor to the next rank of the axis."""
+NODE_COLLECTIVES = ("shift", "zigzag")
+"""The kinds of collectives that nodes issue themselves: ``shift`` sends a tensor to the next rank of the axis, ``zigzag`` its halves."""
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ from fxshard.shapes import Guard, Ranged, first_broken, guards_of, guards_on, in
 from fxshard.timeline import PassEffect
 
 c10d = torch.ops._c10d_functional
-SHIFT = torch.ops.fxshard.shift.default
+SHIFT, ZIGZAG = torch.ops.fxshard.shift.default, torch.ops.fxshard.zigzag.default
 KINDS = {
     c10d.all_reduce.default: "all_reduce",
     c10d.all_gather_into_tensor.default: "all_gather",
     c10d.reduce_scatter_tensor.default: "reduce_scatter",
     c10d.all_to_all_single.default: "all_to_all",
     SHIFT: "shift",
+    ZIGZAG: "zigzag",
 }
 """The collective operators of a local graph, and the names of their kinds."""
 _COLLECTIVES = frozenset(map(id, KINDS))

@@ -27,7 +27,7 @@ def _truth(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: int | None
 def test_a_block(offset: int | None, keys: int, rows: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, h, s, 8, dtype=torch.float64, requires_grad=True) for h, s in ((4, rows), (2, 7), (2, 7)))
-    numbers = (None if offset is None else torch.tensor(offset), torch.tensor(keys), 0.3, True)
+    numbers = (None if offset is None else torch.tensor(offset), None, torch.tensor(keys), 0.3, True)
     out, lse = block(q.detach(), k.detach(), v.detach(), *numbers)
     want, want_lse = _truth(q, k, v, offset, keys)
     torch.testing.assert_close(out, want.detach(), rtol=1e-12, atol=1e-12)
@@ -45,7 +45,7 @@ def test_merged_blocks_are_the_whole(dtype: torch.dtype) -> None:
     found = None
     for start in (0, 3, 5):
         piece = slice(start, {0: 3, 3: 5, 5: 6}[start])
-        part = block(q, k[:, :, piece], v[:, :, piece], torch.tensor(-start), None, None, False)
+        part = block(q, k[:, :, piece], v[:, :, piece], torch.tensor(-start), None, None, None, False)
         found = part if found is None else merge_attention(*found, *part)
     assert found is not None
     close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]

@@ -38,18 +38,26 @@ from fxshard.graph.planning_graph import (
     source_line,
     user_location,
 )
-from fxshard.layout.layouts import Layout, is_emptied, symbolic_coordinate
+from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.layout.redistribution import sent_bytes, walk
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import expand
 from fxshard.passes.annotation.verify import verify_blocks, verify_edges
+from fxshard.passes.lowering.context import Context
 from fxshard.passes.lowering.emit import emit_step
 from fxshard.passes.lowering.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
-from fxshard.passes.lowering.shaping import padded, wait
+from fxshard.passes.lowering.shaping import padded
 from fxshard.passes.lowering.size_classes import cuts, size_classes
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.program.sharded_program import KINDS, SHIFT, ProgramCollective, ProgramSize, ShardedProgram, SizeClass, coordinate_symbols
+from fxshard.program.sharded_program import (
+    KINDS,
+    ProgramCollective,
+    ProgramSize,
+    ShardedProgram,
+    SizeClass,
+    coordinate_symbols,
+)
 from fxshard.shapes import DynamicDim, GraphFamily, depends_on, distinct, range_in_units, units_of
 from fxshard.strategies import local_form, own_collectives
 from fxshard.strategies.engine.conversion import identity
@@ -434,56 +442,3 @@ class _Lowering:
 def neutral(layout: Layout, dtype: torch.dtype) -> float | int | bool:
     """The contribution of an empty shard: 0 to a sum, 1 to a product, the least value to a maximum, the greatest to a minimum."""
     return identity(next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum"), dtype)
-
-
-class Context:
-    """The LocalContext of one node in one size class."""
-
-    def __init__(self, node: fx.Node, call: Call, spec: OpSpec, local: LocalGraph) -> None:
-        self.call, self.inputs, self.outputs, self.target = call, spec.inputs, spec.outputs, node.target
-        self.local = local
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
-        self.mesh = local.mesh
-        self.issued: list[fx.Node] = []
-        """The collectives that the local form has issued."""
-        self.single = is_tensor(node)
-
-    def input_shape(self, operand: int) -> tuple[int, ...]:
-        return self.local.local_shape(self.call.operands[operand].shape, self.inputs[operand])
-
-    def output_shape(self, output: int = 0) -> tuple[int, ...]:
-        meta = self.call.outputs[output]
-        assert meta is not None
-        return self.local.local_shape(meta.shape, self.outputs[output])
-
-    def input_offset(self, operand: int, dim: int) -> fx.Node | int:
-        return self.local.offset(self.call.operands[operand].shape[dim], self.inputs[operand].axes_on(dim))
-
-    def output_offset(self, output: int, dim: int) -> fx.Node | int:
-        meta = self.call.outputs[output]
-        assert meta is not None
-        return self.local.offset(meta.shape[dim], self.outputs[output].axes_on(dim))
-
-    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return self.local.emit(target, *args, **kwargs)
-
-    def axis_index(self, axis: int) -> fx.Node:
-        return self.local.axis_index(axis)
-
-    def shift(self, x: fx.Node, axis: int) -> fx.Node:
-        self.issued.append(self.emit(SHIFT, x, self.mesh.axis_names[axis]))
-        return self.issued[-1]
-
-    def arrived(self, started: fx.Node) -> fx.Node:
-        return wait(self.local, started)
-
-    def item(self, node: fx.Node, index: int) -> fx.Node:
-        return self.local.item(node, index)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether sharding leaves this rank no elements of some operand, or of all results."""
-        emptied = any(is_emptied(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))
-        metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
-        return emptied or (bool(metas) and all(is_emptied(self.output_shape(i), m.shape) for i, m in metas))

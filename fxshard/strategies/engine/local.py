@@ -62,8 +62,12 @@ class LocalContext(Protocol):
         """
         ...
 
+    def zigzag(self, x: fx.Node, back: bool, axis: int) -> fx.Node:
+        """The same for halves of ``x`` [2, ...], which go to the ranks that ``fxshard::zigzag`` says."""
+        ...
+
     def arrived(self, started: fx.Node) -> fx.Node:
-        """What a ``shift`` receives."""
+        """What a ``shift`` or ``zigzag`` receives."""
         ...
 
     def item(self, node: fx.Node, index: int) -> fx.Node:

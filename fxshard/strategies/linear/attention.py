@@ -17,7 +17,7 @@ from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext, emit_padding
 from fxshard.strategies.engine.registry import register
-from fxshard.strategies.linear.ring_attention import ring_axis, ring_backward, ring_forward, shifts
+from fxshard.strategies.linear.ring_attention import collectives, ring_axis, ring_backward, ring_forward
 
 aten = torch.ops.aten
 RING = (("s", "t"),)
@@ -68,7 +68,7 @@ def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
     if ctx.call.arg(mask + 1):
         scale, grouped = ctx.args[mask + 2 :]
         target = torch.ops.fxshard.block_attention_backward if query else torch.ops.fxshard.block_attention
-        return ctx.emit(target.default, *ctx.args[:mask], ctx.input_offset(query, 2), None, scale, grouped)
+        return ctx.emit(target.default, *ctx.args[:mask], ctx.input_offset(query, 2), None, None, scale, grouped)
     return _padded(ctx, query, mask)
 
 
@@ -95,5 +95,5 @@ def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> t
     return (*(ctx.emit(aten.index_select.default, part, 2, here) for part in parts[:count]), *parts[count:])
 
 
-register("fxshard.sdpa.default", sdpa, local=local_sdpa, collectives=partial(shifts, query=0))
-register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward, collectives=partial(shifts, query=1))
+register("fxshard.sdpa.default", sdpa, local=local_sdpa, collectives=partial(collectives, query=0))
+register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward, collectives=partial(collectives, query=1))

@@ -122,6 +122,9 @@ class EagerContext:
     def shift(self, x: Any, axis: int) -> Any:
         raise NotImplementedError("the ranks of the oracle do not communicate")
 
+    def zigzag(self, x: Any, back: bool, axis: int) -> Any:
+        raise NotImplementedError("the ranks of the oracle do not communicate")
+
     def arrived(self, started: Any) -> Any:
         raise NotImplementedError("the ranks of the oracle do not communicate")
 
