@@ -68,3 +68,11 @@ def register_group_alias(name: str, group: ProcessGroup) -> None:
     from torch._C._distributed_c10d import _register_process_group
 
     _register_process_group(name, group)
+
+
+def rank_and_size(name: str) -> tuple[int, int]:
+    """(this process's rank in the group called ``name``, its number of ranks)."""
+    from torch._C._distributed_c10d import _resolve_process_group
+
+    group = _resolve_process_group(name)
+    return group.rank(), group.size()

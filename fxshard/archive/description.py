@@ -15,11 +15,10 @@ from fxshard.errors import PlanError
 from fxshard.files import Field, Readers, parse_json, write_json
 from fxshard.graph.planning_graph import INPUT_KINDS, OUTPUT_KINDS, GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_json import read_layout, read_mesh, write_mesh
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.program.sharded_program import ProgramCollective, ShardedProgram, SizeClass
+from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram, SizeClass
 from fxshard.program.verify_program import verify_program
 
 _META = ("partitioner_tag",)
@@ -187,8 +186,9 @@ def _read_collective(field: Field, mesh: Mesh) -> ProgramCollective:
         "serves": lambda f: f.tuple_of(_read_pair),
     }
     c = ProgramCollective(**field.record(readers))
-    if c.kind not in COLLECTIVES or c.axis not in mesh.axis_names:
-        remedy = f"kinds are {', '.join(COLLECTIVES)}, axes {', '.join(mesh.axis_names)}"
+    kinds = KINDS.values()
+    if c.kind not in kinds or c.axis not in mesh.axis_names:
+        remedy = f"kinds are {', '.join(kinds)}, axes {', '.join(mesh.axis_names)}"
         raise field.fail(f"there is no {c.kind!r} on axis {c.axis!r}", remedy)
     return c
 

@@ -4,7 +4,7 @@ An algorithm takes ``latency + per_byte x N`` for a buffer of N bytes (all-reduc
 reduce-scatter: its operand; all-to-all: the local shard). On n ranks and one kind of link:
 
 - ring (Thakur et al., 2005): all-reduce 2(n-1) hops and 2(n-1)/n N bytes; all-gather and reduce-scatter n-1 hops and (n-1)/n N;
-  all-to-all n-1 messages, (n-1)/n N in total.
+  all-to-all n-1 messages, (n-1)/n N in total; a shift or zigzag 1 hop and N bytes, on the slowest link.
 - double binary tree (Sanders, Speck, Träff, 2009), for all-reduce between nodes only: 2 ceil(log2 n) hops, 2 N bytes. Inside a node
   NCCL's tree is a chain and saves nothing.
 
@@ -27,6 +27,8 @@ from fxshard.layout.redistribution import COLLECTIVES, Price, Step
 from fxshard.mesh.hardware import Efficiency, Link
 from fxshard.mesh.mesh import Mesh, Span
 
+EXCHANGES = ("shift", "zigzag")
+"""Collectives in which each rank sends its buffer to one or two others."""
 LOCAL_STEP = 0.1
 """Microseconds charged to a slice or mask in addition to its bytes: it usually fuses, but is not free."""
 
@@ -45,11 +47,15 @@ class Algorithm:
 
 def hops(kind: str, n: int) -> int:
     """Hops of a ring collective on ``n`` ranks."""
+    if kind in EXCHANGES:
+        return 1
     return 2 * (n - 1) if kind == "all_reduce" else n - 1
 
 
 def sent_fraction(kind: str, n: int) -> float:
     """Bytes that a rank sends in a ring collective, per byte of the buffer."""
+    if kind in EXCHANGES:
+        return 1.0
     return hops(kind, n) / n
 
 
@@ -85,6 +91,8 @@ def _multi_node(kind: str, g: int, m: int, inside: Link, between: Link) -> tuple
         latency = (g - 1) * inside.latency + (n - g) * between.latency
         straight = Algorithm("ring", latency, max((g - 1) / inside.bandwidth, (n - g) / between.bandwidth) / n * 1e6)
         return straight, *(_hierarchical(_ring(kind, g, inside), o, 1) for o in outer)
+    if kind in EXCHANGES:
+        return (Algorithm("ring", max(inside.latency, between.latency), 1e6 / min(inside.bandwidth, between.bandwidth)),)
     latency = hops(kind, m) * between.latency + (hops(kind, n) - hops(kind, m)) * inside.latency
     found = [Algorithm("ring", latency, sent_fraction(kind, n) * together)]
     if kind == "all_reduce":

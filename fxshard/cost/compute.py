@@ -106,15 +106,36 @@ def _einsum(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
 
 
 def _sdpa(matmuls: int, query: int) -> Flops:
-    """``matmuls`` products of b h s t d: two forward, five backward (FlashAttention recomputes the scores); half of that when causal.
+    """``matmuls`` products of b h s t d: two forward, five backward (FlashAttention recomputes the scores); causal: of the scores seen.
 
-    With the queries sharded, causal attention costs all of it: the last shard sees nearly all keys, and a mask skips no work.
+    With sharded queries, the last shard sets the pace. All keys count: a rank with a shard of them gets the others.
     """
 
     def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+        q, keys = inputs[query], call.operands[query + 1].shape[-2]
+        causal = call.args[4 if query == 0 else 7] is True
+        seen = _seen_by_last(call.operands[query].shape[-2], q[-2], keys) if causal else q[-2] * keys
+        return matmuls * 2.0 * math.prod(q[:-2]) * q[-1] * seen
+
+    return flops
+
+
+def _seen_by_last(queries: int, rows: int, keys: int) -> float:
+    """Scores that the last ``rows`` of ``queries`` queries see in causal attention: the integral of min(x, keys)."""
+
+    def up_to(x: int) -> float:
+        return min(x, keys) ** 2 / 2 + keys * max(0, x - keys)
+
+    return up_to(queries) - up_to(queries - rows)
+
+
+def _block_attention(matmuls: int, query: int) -> Flops:
+    """The same for the local form: a block of keys whose last queries, on the last rank, see all of it."""
+
+    def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
         q, k = inputs[query], inputs[query + 1]
-        causal = call.args[4 if query == 0 else 7] is True and q[-2] == call.operands[query].shape[-2]
-        return matmuls * 2.0 * math.prod(q) * k[-2] * (0.5 if causal else 1.0)
+        seen = q[-2] * k[-2] - (min(q[-2], k[-2]) ** 2 / 2 if k[-2] > q[-2] else 0)
+        return matmuls * 2.0 * math.prod(q[:-2]) * q[-1] * seen
 
     return flops
 
@@ -149,6 +170,8 @@ _FLOPS: dict[str, Flops] = {
     "fxshard.einsum.default": _einsum,
     "fxshard.sdpa.default": _sdpa(2, 0),
     "fxshard.sdpa_backward.default": _sdpa(5, 1),
+    "fxshard.block_attention.default": _block_attention(2, 0),
+    "fxshard.block_attention_backward.default": _block_attention(5, 1),
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
     "aten._grouped_mm.default": _grouped(1),

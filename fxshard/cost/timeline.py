@@ -91,6 +91,8 @@ def bytes_sent(node: fx.Node, ranks: int) -> int:
     buffer = node.all_input_nodes[0].meta["val"]
     size = math.prod(example_shape(buffer.shape)) * buffer.element_size()
     kind = KINDS[node.target]
+    if kind in ("shift", "zigzag"):
+        return int(size)
     if kind == "all_reduce":
         return int(-(-2 * (ranks - 1) * size // ranks))
     return int((ranks - 1) * size // (1 if kind == "all_gather" else ranks))

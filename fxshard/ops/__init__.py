@@ -4,9 +4,12 @@
 scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
 ``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose layout the model itself names. ``norms/`` has the
 operators into which softmax, cross-entropy and normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``,
-``row_sum``, ...); each is correct on a shard of the summed dim. ``axis_index`` is the only node of a lowered graph that depends on the
-rank. ``returned``, ``handed_out`` and ``assigned`` record, during a trace, the results of modules and of the model, and the assignments
-to buffers. ``fxshard_users::triton_kernel`` calls a user's Triton kernel.
+``row_sum``, ...); each is correct on a shard of the summed dim.
+
+Only local graphs have ``block_attention``, attention to some of the keys; ``merge_attention``, which adds its results up; ``shift``, which
+sends a tensor to the next rank of an axis; and ``axis_index``, the only node that depends on the rank.
+``returned``, ``handed_out`` and ``assigned`` record, during a trace, the results of modules and of the model, and the assignments to
+buffers. ``fxshard_users::triton_kernel`` calls a user's Triton kernel.
 """
 
 from fxshard._torch_compat.sources import quick_sources
@@ -15,6 +18,7 @@ with quick_sources():
     from fxshard.ops import (
         assigned,
         attention,
+        block_attention,
         contraction,
         creation,
         fakes,
@@ -30,6 +34,7 @@ with quick_sources():
 __all__ = [
     "assigned",
     "attention",
+    "block_attention",
     "contraction",
     "creation",
     "fakes",

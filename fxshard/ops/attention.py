@@ -34,11 +34,12 @@ def _bias(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.
     return mask if mask is None or q.device.type != "cuda" else mask.expand(*q.shape[:-1], k.shape[-2])
 
 
-def _lse_dtype(q: torch.Tensor) -> torch.dtype:
+def lse_dtype(q: torch.Tensor) -> torch.dtype:
+    """The dtype of the logsumexp of attention of ``q``."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-@operator(lambda q, k, v, *_: (q.new_empty([*q.shape[:-1], v.shape[-1]]), q.new_empty(q.shape[:-1], dtype=_lse_dtype(q))))
+@operator(lambda q, k, v, *_: (q.new_empty([*q.shape[:-1], v.shape[-1]]), q.new_empty(q.shape[:-1], dtype=lse_dtype(q))))
 def sdpa(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None, enable_gqa: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,11 @@
-"""``fxshard::axis_index``: the rank's index on a mesh axis, the only rank-dependent node of a lowered graph."""
+"""Operators of local graphs that depend on the mesh: ``axis_index``, the only rank-dependent value; ``shift``, which sends a tensor around
+a ring; and ``zigzag``, which exchanges halves of tensors between the first and the last ranks."""
 
 from __future__ import annotations
 
 import torch
+
+from fxshard._torch_compat.groups import rank_and_size
 
 
 @torch.library.custom_op("fxshard::axis_index", mutates_args=())
@@ -12,3 +15,42 @@ def axis_index(axis: str) -> torch.Tensor:
 
 
 axis_index.register_fake(lambda axis: torch.empty((), dtype=torch.int64))
+
+
+@torch.library.custom_op("fxshard::shift", mutates_args=())
+def shift(input: torch.Tensor, group_name: str) -> torch.Tensor:
+    """Sends ``input`` to the next rank of a group and receives the previous rank's, of equal shape; the last rank's next is the first.
+
+    Starts the transfer, like torch's functional collectives: ``wait_tensor`` returns the received tensor. It is an all-to-all in which each
+    rank has rows for one other rank only, which backends run as a send and a receive.
+    """
+    rank, size = rank_and_size(group_name)
+    return _exchange(input, [(rank + 1) % size], [(rank - 1) % size], group_name)
+
+
+@torch.library.custom_op("fxshard::zigzag", mutates_args=())
+def zigzag(input: torch.Tensor, back: bool, group_name: str) -> torch.Tensor:
+    """Sends each half of ``input`` [2, ...] to a rank of a group, as ``zigzag_peers`` says; starts to receive two halves."""
+    return _exchange(input, *zigzag_peers(*rank_and_size(group_name), back), group_name)
+
+
+def zigzag_peers(rank: int, size: int, back: bool) -> tuple[list[int], list[int]]:
+    """(the ranks that get a rank's halves, those that send it two), both ascending.
+
+    A tensor of 2 n blocks lies on n ranks, blocks 2r and 2r + 1 on rank r; ``zigzag`` moves block j to rank j, or 2n - 1 - j if that is
+    less; ``back`` moves it from there.
+    """
+    here = sorted(min(j, 2 * size - 1 - j) for j in (2 * rank, 2 * rank + 1))
+    there = [rank // 2, (2 * size - 1 - rank) // 2]
+    return (there, here) if back else (here, there)
+
+
+def _exchange(input: torch.Tensor, to: list[int], source: list[int], group_name: str) -> torch.Tensor:
+    """Starts to send equal parts of the rows of ``input`` to some ranks of a group, and to receive as many; both lists ascend."""
+    rows, size = input.shape[0] // len(to), rank_and_size(group_name)[1]
+    sent, received = ([rows * peers.count(other) for other in range(size)] for peers in (to, source))
+    return torch.ops._c10d_functional.all_to_all_single.default(input.contiguous(), received, sent, group_name)
+
+
+shift.register_fake(lambda input, group_name: input.new_empty(input.shape))
+zigzag.register_fake(lambda input, back, group_name: input.new_empty(input.shape))

@@ -18,6 +18,8 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import WeightedSizes
 
 FORMAT_VERSION = 4
+NODE_COLLECTIVES = ("shift", "zigzag")
+"""The kinds of collectives that nodes issue themselves: ``shift`` sends a tensor to the next rank of the axis, ``zigzag`` its halves."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,26 @@ class OpSpec:
 
 
 @dataclass(frozen=True)
+class NodeCollective:
+    """A collective that a node issues itself, as part of its local form. ``axis``: of the mesh, by name; ``buffer``: the shape of each
+    rank's input; ``operand``: the operand that is sent, whose layout counts."""
+
+    kind: str
+    axis: str
+    buffer: tuple[int, ...]
+    itemsize: int
+    operand: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that each rank sends."""
+        return math.prod(self.buffer) * self.itemsize
+
+
+@dataclass(frozen=True)
 class PlannedNode:
-    """A node's decision. ``shapes`` and ``dtypes`` are global, one per output; ``compute`` is its estimated time in microseconds."""
+    """A node's decision. ``shapes`` and ``dtypes`` are global, one per output; ``compute`` is its cost: its estimated time in microseconds,
+    or the bytes that its own collectives send if the plan minimises bytes."""
 
     name: str
     op: str
@@ -41,6 +61,7 @@ class PlannedNode:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     compute: float = 0.0
+    collectives: tuple[NodeCollective, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,10 @@ class Redistribution:
 
 @dataclass(frozen=True)
 class PlannedCollective:
-    """A planned collective: ``bytes`` is what each rank sends (ring algorithm), ``buffer`` the shape of each rank's input."""
+    """A planned collective: ``bytes`` is what each rank sends (ring algorithm), ``buffer`` the shape of each rank's input.
+
+    It is a step of a redistribution, or issued by a node itself: then ``value`` is the node, and ``source`` and ``target`` are equal.
+    """
 
     kind: str
     axis: str
@@ -79,9 +103,9 @@ class PlannedCollective:
     itemsize: int
     readers: tuple[tuple[str, int], ...]
     entry: int
-    """Index of the redistribution in the plan."""
+    """Index of the redistribution in the plan; of a node, counted from the last redistribution on."""
     step: int
-    """Index of the step in it."""
+    """Index of the step, or of the node's own collective, in it."""
 
     @property
     def edge(self) -> str:
@@ -210,13 +234,21 @@ class PlanData:
 
     @cached_property
     def collectives(self) -> tuple[PlannedCollective, ...]:
-        """The planned collectives, in the order of the plan."""
-        return tuple(
+        """The planned collectives, in the order of the plan: those of redistributions, then those of nodes."""
+        steps = tuple(
             _planned(self.mesh, entry, index, number, layout, step)
             for index, entry in enumerate(self.redistributions)
             for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps))
             if step.is_collective
         )
+        first = len(self.redistributions)
+        own = (_own(node, first + k, number) for k, node in enumerate(self.nodes) for number in range(len(node.collectives)))
+        return (*steps, *own)
+
+    def issuer(self, entry: int) -> PlannedNode | None:
+        """The node that issues the collectives of an ``entry`` itself; None if it is a redistribution."""
+        first = len(self.redistributions)
+        return None if entry < first else self.nodes[entry - first]
 
     def layout_of(self, name: str) -> Layout:
         """Layout of a parameter, buffer or input by the user's name, or of a node's first output; raises PlanError for an unknown name."""
@@ -233,6 +265,24 @@ class PlanData:
 
     def parameter_layouts(self) -> dict[str, Layout]:
         return {end.name: self.specs[end.node].outputs[0] for end in self.inputs if end.kind == "parameter"}
+
+
+def _own(node: PlannedNode, entry: int, number: int) -> PlannedCollective:
+    one = node.collectives[number]
+    at = node.spec.inputs[one.operand]
+    return PlannedCollective(
+        kind=one.kind,
+        axis=one.axis,
+        bytes=one.bytes,
+        value=node.name,
+        source=at,
+        target=at,
+        buffer=one.buffer,
+        itemsize=one.itemsize,
+        readers=((node.name, one.operand),),
+        entry=entry,
+        step=number,
+    )
 
 
 def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout: Layout, step: Step) -> PlannedCollective:

@@ -24,7 +24,18 @@ from fxshard.memory_profile import KINDS
 from fxshard.mesh.hardware import HARDWARE
 from fxshard.mesh.hardware_file import ITEMSIZES, read_hardware, write_hardware
 from fxshard.mesh.mesh import Mesh
-from fxshard.plans.plan_data import FORMAT_VERSION, Certificate, OpSpec, PlanData, PlanEnd, PlannedNode, Redistribution, again
+from fxshard.plans.plan_data import (
+    FORMAT_VERSION,
+    NODE_COLLECTIVES,
+    Certificate,
+    NodeCollective,
+    OpSpec,
+    PlanData,
+    PlanEnd,
+    PlannedNode,
+    Redistribution,
+    again,
+)
 from fxshard.plans.plan_sizes import read_example_sizes, read_sizes, write_sizes
 
 FORMAT = "fxshard-plan"
@@ -107,6 +118,7 @@ def write_node(node: PlannedNode) -> dict[str, Any]:
         "shapes": [[int(size) for size in shape] for shape in node.shapes],
         "dtypes": list(node.dtypes),
         "compute": float(node.compute),
+        **({"collectives": [vars(c) | {"buffer": list(c.buffer)} for c in node.collectives]} if node.collectives else {}),
     }
 
 
@@ -309,7 +321,8 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
         "compute": _figure,
     }
     needed: Readers = {"name": Field.text, "outputs": Field.items}
-    said = field.record(needed, derived) if partial else field.record({**needed, **derived})
+    own: Readers = {"collectives": lambda f: f.tuple_of(lambda one: _read_own_collective(one, mesh))}
+    said = field.record(needed, {**derived, **own}) if partial else field.record({**needed, **derived}, own)
     said = {"op": "", "inputs": (), "shapes": (), "dtypes": (), **said}
     shapes, outputs = said["shapes"], said.pop("outputs")
     if len(shapes) != len(said["dtypes"]) or len(shapes) > len(outputs):
@@ -317,7 +330,18 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
     # Outputs that are not tensors have no shape; shapes can then not be matched with outputs.
     known = shapes if len(shapes) == len(outputs) else [None] * len(outputs)
     layouts = tuple(read_layout(one, mesh, shape) for one, shape in zip(outputs, known, strict=True))
+    if any(one.operand >= len(said["inputs"]) for one in said.get("collectives", ())):
+        raise field.fail("a collective sends an operand that the node does not have", FIX)
     return PlannedNode(spec=OpSpec(said.pop("inputs"), layouts), **said)
+
+
+def _read_own_collective(field: Field, mesh: Mesh) -> NodeCollective:
+    readers: Readers = {"kind": Field.text, "axis": Field.text, "buffer": _shape, "itemsize": Field.whole, "operand": Field.whole}
+    found = NodeCollective(**field.record(readers))
+    if found.axis not in mesh.axis_names or found.kind not in NODE_COLLECTIVES:
+        what = f"a node issues no {found.kind!r} on axis {found.axis!r}"
+        raise field.fail(what, f"kinds are {', '.join(NODE_COLLECTIVES)}, axes {', '.join(mesh.axis_names)}")
+    return found
 
 
 def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fxshard.byte_sizes import size_text
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
-from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, Redistribution
+from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, PlannedNode, Redistribution
 from fxshard.plans.plan_text import NAMES_WIDTH, cost_text, earlier_redistribution
 from fxshard.text_table import fitted, listed
 
@@ -88,6 +88,9 @@ def why_collective(plan: PlanData, index: int, module_of: ModuleOf = lambda node
         remedy = "print(plan) lists them by number" if count else "a plan without collectives has nothing to ask about"
         raise PlanError(f"there is no collective {index!r}: the plan {many}", where=f"plan on mesh {plan.mesh}", remedy=remedy)
     collective = plan.collectives[index]
+    issuer = plan.issuer(collective.entry)
+    if issuer is not None:
+        return _own_reason(plan, index, issuer)
     entry = plan.redistributions[collective.entry]
     producer, readers = _producer(plan, entry), tuple(_reader(plan, entry, *reader) for reader in entry.readers)
     return CollectiveReason(
@@ -102,6 +105,23 @@ def why_collective(plan: PlanData, index: int, module_of: ModuleOf = lambda node
         name=_user_name(plan, entry.value, module_of),
         repeats=_repetition(plan, collective),
         questions=tuple(_questions(plan, entry, module_of)),
+    )
+
+
+def _own_reason(plan: PlanData, index: int, node: PlannedNode) -> CollectiveReason:
+    """Why a node issues a collective itself."""
+    collective = plan.collectives[index]
+    end = EdgeEnd(node.name, node.op, collective.source, _line(plan, node.name))
+    count = len(node.collectives)
+    return CollectiveReason(
+        index=index,
+        collective=collective,
+        producer=end,
+        readers=(end,),
+        steps=(f"{collective.step + 1} of the {count} collectives of the node itself",),
+        cost=node.compute,
+        unit=plan.certificate.unit,
+        remedy=f"It would not run if {node.name} read an operand {collective.readers[0][1]} that is whole on {collective.axis}.",
     )
 
 

@@ -13,6 +13,7 @@ import sympy
 import torch
 from torch import fx
 
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
@@ -24,11 +25,14 @@ from fxshard.shapes import Guard, Ranged, first_broken, guards_of, guards_on, in
 from fxshard.timeline import PassEffect
 
 c10d = torch.ops._c10d_functional
+SHIFT, ZIGZAG = torch.ops.fxshard.shift.default, torch.ops.fxshard.zigzag.default
 KINDS = {
     c10d.all_reduce.default: "all_reduce",
     c10d.all_gather_into_tensor.default: "all_gather",
     c10d.reduce_scatter_tensor.default: "reduce_scatter",
     c10d.all_to_all_single.default: "all_to_all",
+    SHIFT: "shift",
+    ZIGZAG: "zigzag",
 }
 """The collective operators of a local graph, and the names of their kinds."""
 _COLLECTIVES = frozenset(map(id, KINDS))
@@ -39,8 +43,8 @@ SizeClass = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class ProgramCollective:
-    """A collective as issued (``shape`` and ``dtype`` of its input buffer). ``serves``: (redistribution, step) pairs of the plan that it
-    executes: several if collectives were merged; the pieces of a chunked one share a pair."""
+    """A collective as issued (``shape`` and ``dtype`` of its input buffer). ``serves``: the (entry, step) pairs of the plan's
+    collectives that it executes: several if collectives were merged; the pieces of a chunked one share a pair."""
 
     kind: str
     axis: str

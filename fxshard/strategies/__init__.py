@@ -10,7 +10,16 @@ from fxshard.strategies.engine.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.notation import einop_rule, pointwise_rule, rule
 from fxshard.strategies.engine.registered_sharding import sharding_function
-from fxshard.strategies.engine.registry import Registered, has_rule, local_form, lookup, register, registered_ops, registered_user_rules
+from fxshard.strategies.engine.registry import (
+    Registered,
+    has_rule,
+    local_form,
+    lookup,
+    own_collectives,
+    register,
+    registered_ops,
+    registered_user_rules,
+)
 from fxshard.strategies.linear import attention, embedding, experts, linalg, matmul, scaled  # noqa: F401  (each registers its operators)
 from fxshard.strategies.norms import loss, normalization, row_norm, softmax, weight_norm  # noqa: F401  (each registers its operators)
 from fxshard.strategies.space import convolution, planes, pooling  # noqa: F401  (each registers its operators)
@@ -51,6 +60,7 @@ __all__ = [
     "local_form",
     "lookup",
     "op_strategy",
+    "own_collectives",
     "pointwise_rule",
     "register",
     "registered_ops",

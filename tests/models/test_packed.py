@@ -98,5 +98,5 @@ def test_a_plans_file_with_other_parts_is_refused() -> None:
     text = plan_graph(graph, mesh_of("tp=2"), Request(pins={"packed.weight": "S(0:packed)"})).to_json()
     with pytest.raises(FileError, match="do not add up"):
         fxshard.ShardingPlan.from_json(text.replace("S(0:8+4+4)", "S(0:8+4+5)"))
-    with pytest.raises(FxshardError, match="packed_weight|cannot run as"):
+    with pytest.raises(FxshardError, match=r"packed_weight|cannot run as"):
         lower_plan(graph, fxshard.ShardingPlan.from_json(text.replace(":8+4+4", ":6+6+4")))

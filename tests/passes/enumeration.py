@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import fxshard.ops  # noqa: F401
-from fxshard.cost import compute_time, time_price
+from fxshard.cost import node_time, time_price
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, operands, producer
 from fxshard.layout.layouts import Layout, all_layouts
 from fxshard.layout.redistribution import bytes_price, path_price, sent_bytes, steps, walk
@@ -139,7 +139,7 @@ class Enumeration:
             call = self.annotated.calls.get(node.name)
             timed = call is not None and self.objective == "time"
             specs = [s for s in self.annotated.specs[node.name] if self.keep(node.name, s)]
-            self.options.append(sorted(((s, compute_time(call, s, mesh) if timed else 0.0) for s in specs), key=lambda o: o[1]))
+            self.options.append(sorted(((s, node_time(call, s, mesh) if timed else 0.0) for s in specs), key=lambda o: o[1]))
         for k, node in enumerate(self.returned):
             legal = all_layouts(node.meta["val"].dim(), mesh.ndim, reduce_ops=())
             self.options.append([(OpSpec((layout,), ()), 0.0) for layout in legal if self.keep_result(k, layout)])

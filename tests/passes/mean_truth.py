@@ -15,7 +15,7 @@ from passes.enumeration import Enumeration
 from passes.overlap_truth import Truth
 from torch import fx
 
-from fxshard.cost import compute_time
+from fxshard.cost import node_time
 from fxshard.graph.planning_graph import PlanningGraph, producer
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import Step, _graph, step_price
@@ -71,7 +71,7 @@ class MeanEnumeration(Enumeration):
     def _computed(self, node: str, spec: OpSpec, mesh: Mesh) -> float:
         if node not in self.annotated.calls or self.objective != "time":
             return 0.0
-        return sum(weight * compute_time(one.calls[node], spec, mesh) for weight, one in self.samples)
+        return sum(weight * node_time(one.calls[node], spec, mesh) for weight, one in self.samples)
 
     def _price(self, operand: fx.Node, want: Layout) -> float:
         source, index = producer(operand)

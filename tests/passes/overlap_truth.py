@@ -10,7 +10,7 @@ from math import ceil, prod
 import torch
 from torch import fx
 
-from fxshard.cost import collective_time, compute_time, time_price
+from fxshard.cost import collective_time, node_time, time_price
 from fxshard.graph.planning_graph import PlanningGraph, operands, producer
 from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
 from fxshard.layout.redistribution import step_price, steps, walk
@@ -120,7 +120,7 @@ class Truth:
                 claims += [(number, (k, node.name, i), v.meta["val"].numel() * v.meta["val"].element_size()) for k, i, v in reads + makes]
         borders = sorted({number for number, *_ in claims})
         ends = [0, *borders, len(nodes)]
-        least = [min(compute_time(annotated.calls[n.name], s, annotated.mesh) for s in annotated.specs[n.name]) for n in nodes]
+        least = [min(node_time(annotated.calls[n.name], s, annotated.mesh) for s in annotated.specs[n.name]) for n in nodes]
         found = {place: 0.0 for _, place, _ in claims}
         for k, (low, high) in enumerate(pairwise(ends)):
             # a reader at border a has the eight segments that end with the a-th, a producer the eight that begin with the (a + 2)-th

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from fxshard._torch_compat.inductor import pack
+from fxshard._torch_compat.inductor import exchanges, pack
 from fxshard._torch_compat.inductor.joined_kernels import joined_kernels
 from fxshard._torch_compat.sizes.symbols import ONE_THREAD, GuardRefused, refusing_guards
 
@@ -41,6 +41,7 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
     from torch.fx import GraphModule
 
     pack.register()
+    exchanges.register()
     for part in module.modules():
         if isinstance(part, GraphModule):
             pack.pack_in_place(part.graph)

@@ -93,6 +93,8 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
 
 def _is_worth_merging(program: ShardedProgram, one: ProgramCollective) -> bool:
     """Whether a collective costs more to launch than to pack and, if its result is in pieces, unpack."""
+    if one.kind == "zigzag":  # it is rare, and not worth a way to pack halves
+        return False
     axis = program.mesh.axis(one.axis)
     return packing_time(one.kind, axis, one.bytes, program.mesh) < collective_time(one.kind, axis, 0, program.mesh)
 

@@ -46,8 +46,8 @@ def collective_cuts(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | No
     If the dim has a block per rank, each piece has a part of every block.
     """
     kind, size = KINDS[node.target], node.all_input_nodes[0].meta["val"].shape[dim]
-    ranks = next((a for a in node.args[1:] if isinstance(a, int)), 1)
-    if kind == "all_to_all" and dim == 0:  # dim 0 counts blocks
+    ranks = next((a for a in node.args[1:] if type(a) is int), 1)
+    if kind in ("all_to_all", "zigzag") and dim == 0:  # dim 0 counts blocks
         return None
     sent, arrived = (ranks if kind == own and dim == 0 else 1 for own in ("reduce_scatter", "all_gather"))
     return None if size // sent < count else _collective_cuts(dim, size // sent, count, sent, arrived)

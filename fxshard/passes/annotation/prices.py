@@ -14,13 +14,14 @@ from typing import Protocol
 import numpy as np
 from torch import fx
 
-from fxshard.cost import compute_time
+from fxshard.cost import node_time
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import PlanningGraph, outputs_of, plain_shape
 from fxshard.layout.redistribution import AnyShape, WeightedShapes
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.overlap import MeanOverlap, Overlap, Place, Windows
 from fxshard.plans.plan_data import OpSpec
+from fxshard.strategies import own_collectives
 
 
 class Sample(Protocol):
@@ -47,12 +48,25 @@ class Prices:
         return tuple(annotated.calls.get(node) for _, annotated in self.samples)
 
     def computing(self, node: str, specs: tuple[OpSpec, ...]) -> np.ndarray:
-        """[specs] compute time of a node in each spec, in microseconds."""
+        """[specs] time of a node in each spec, in microseconds: its compute, and its own collectives."""
         found = np.zeros(len(specs))
         for weight, annotated in self.samples:
             call = annotated.calls.get(node)
             if call is not None:
                 found += weight * np.array(_compute_times(call, specs, annotated.mesh))
+        return found
+
+    def sending(self, node: str, specs: tuple[OpSpec, ...]) -> np.ndarray:
+        """[specs] bytes that a node's own collectives send in each spec."""
+        return np.array([sum(self.sent(node, spec).values()) for spec in specs], dtype=np.float64)
+
+    def sent(self, node: str, spec: OpSpec) -> Mapping[str, float]:
+        """The same by mesh axis."""
+        found: dict[str, float] = {}
+        for weight, annotated in self.samples:
+            call = annotated.calls.get(node)
+            for one in () if call is None else own_collectives(call, spec, annotated.mesh):
+                found[one.axis] = found.get(one.axis, 0.0) + weight * one.bytes
         return found
 
     def extent(self, value: fx.Node, output: int | None = None) -> tuple[AnyShape, int]:
@@ -76,4 +90,4 @@ class Prices:
 
 @lru_cache(maxsize=8192)
 def _compute_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[float, ...]:
-    return tuple(compute_time(call, s, mesh) for s in specs)
+    return tuple(node_time(call, s, mesh) for s in specs)

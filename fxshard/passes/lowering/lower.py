@@ -21,6 +21,7 @@ from torch.distributed.tensor import Partial
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.sizes.symbols import SymbolEnv, are_numbers, is_symbolic, noting_lines, oblivious, plain, surely
+from fxshard.cost.timeline import bytes_sent
 from fxshard.errors import PlanError
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import (
@@ -37,20 +38,28 @@ from fxshard.graph.planning_graph import (
     source_line,
     user_location,
 )
-from fxshard.layout.layouts import Layout, is_emptied, symbolic_coordinate
+from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.layout.redistribution import sent_bytes, walk
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import expand
 from fxshard.passes.annotation.verify import verify_blocks, verify_edges
+from fxshard.passes.lowering.context import Context
 from fxshard.passes.lowering.emit import emit_step
 from fxshard.passes.lowering.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
 from fxshard.passes.lowering.shaping import padded
 from fxshard.passes.lowering.size_classes import cuts, size_classes
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.program.sharded_program import ProgramCollective, ProgramSize, ShardedProgram, SizeClass, coordinate_symbols
+from fxshard.program.sharded_program import (
+    KINDS,
+    ProgramCollective,
+    ProgramSize,
+    ShardedProgram,
+    SizeClass,
+    coordinate_symbols,
+)
 from fxshard.shapes import DynamicDim, GraphFamily, depends_on, distinct, range_in_units, units_of
-from fxshard.strategies import local_form
+from fxshard.strategies import local_form, own_collectives
 from fxshard.strategies.engine.conversion import identity
 from fxshard.strategies.engine.factors import known_equal
 
@@ -226,6 +235,7 @@ class _Lowering:
     def run(self) -> fx.GraphModule:
         self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
         self.calls = calls_of(self.graph)
+        self._place = {n.name: k for k, n in enumerate(self.plan.nodes, len(self.plan.redistributions))}
         times = Lifetimes(self.graph)
         self.returned: dict[str, list[int]] = {}
         self.ahead: dict[str, list[int]] = {}
@@ -317,6 +327,14 @@ class _Lowering:
             )
         )
 
+    def _record_own(self, started: fx.Node, node: fx.Node, number: int) -> None:
+        """Records a collective that a node's local form issues."""
+        buffer, mesh = started.args[0].meta["val"], self.plan.mesh
+        shape, axis = example_shape(buffer.shape), started.args[-1]
+        sent = bytes_sent(started, mesh.shape[mesh.axis(axis)])
+        serves = (self._place[node.name], number)
+        self.collectives.append(ProgramCollective(KINDS[started.target], axis, sent, shape, str(buffer.dtype), started.name, (serves,)))
+
     def _call(self, node: fx.Node) -> None:
         spec = self.plan.specs[node.name]
         reads = [self._read(o, node.name, k) for k, o in enumerate(operands(node))]
@@ -325,7 +343,9 @@ class _Lowering:
         else:
             call = self.calls[node.name]
             emitted = partial(self._emitted, node, call, spec, reads)
-            results = self.local.record_or_replay((id(call), id(spec)), (call, spec), reads, emitted)
+            results, issued = self.local.record_or_replay((id(call), id(spec)), (call, spec), reads, emitted)
+            for number, collective in enumerate(issued):
+                self._record_own(collective, node, number)
         if outputs_of(node):
             self._store(node, spec, results)
         else:
@@ -337,11 +357,13 @@ class _Lowering:
         return fx.map_arg((node.args, dict(node.kwargs)), lambda a: next(count) if is_tensor(a) else self.numbers[a.name])
 
     def _emitted(self, node: fx.Node, call: Call, spec: OpSpec, reads: list[fx.Node]) -> Any:
-        """Emits the local form of a call and returns its result."""
+        """Emits the local form of a call and returns its result, and the collectives that it issues."""
         context = Context(node, call, spec, self.local)
         context.args, context.kwargs = self._arguments(node, reads)
         self._handle_empty_shards(context)
-        return self._neutral(context) if context.is_empty else local_form(call)(context)
+        if context.is_empty and not own_collectives(call, spec, self.plan.mesh):
+            return self._neutral(context), ()
+        return local_form(call)(context), tuple(context.issued)
 
     def _store(self, node: fx.Node, spec: OpSpec, results: Any) -> None:
         outs = outputs_of(node)
@@ -420,50 +442,3 @@ class _Lowering:
 def neutral(layout: Layout, dtype: torch.dtype) -> float | int | bool:
     """The contribution of an empty shard: 0 to a sum, 1 to a product, the least value to a maximum, the greatest to a minimum."""
     return identity(next((p.reduce_op for p in layout if isinstance(p, Partial)), "sum"), dtype)
-
-
-class Context:
-    """The LocalContext of one node in one size class."""
-
-    def __init__(self, node: fx.Node, call: Call, spec: OpSpec, local: LocalGraph) -> None:
-        self.call, self.inputs, self.outputs, self.target = call, spec.inputs, spec.outputs, node.target
-        self.local = local
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
-        self.single = is_tensor(node)
-
-    def input_shape(self, operand: int) -> tuple[int, ...]:
-        return self.local.local_shape(self.call.operands[operand].shape, self.inputs[operand])
-
-    def output_shape(self, output: int = 0) -> tuple[int, ...]:
-        meta = self.call.outputs[output]
-        assert meta is not None
-        return self.local.local_shape(meta.shape, self.outputs[output])
-
-    def input_offset(self, operand: int, dim: int) -> fx.Node | int:
-        return self.local.offset(self.call.operands[operand].shape[dim], self.inputs[operand].axes_on(dim))
-
-    def output_offset(self, output: int, dim: int) -> fx.Node | int:
-        meta = self.call.outputs[output]
-        assert meta is not None
-        return self.local.offset(meta.shape[dim], self.outputs[output].axes_on(dim))
-
-    def part_lengths(self, layout: Layout, dim: int) -> tuple[int, ...]:
-        return self.local.part_lengths(layout, dim)
-
-    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return self.local.emit(target, *args, **kwargs)
-
-    def item(self, node: fx.Node, index: int) -> fx.Node:
-        return self.local.item(node, index)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether sharding leaves this rank no elements of some operand, or of all results. Of operands that become the parts of a packed
-        dim, some may be empty."""
-        metas = [(i, m) for i, m in enumerate(self.call.outputs) if m is not None]
-        if metas and all(is_emptied(self.output_shape(i), m.shape) for i, m in metas):
-            return True
-        if any(layout.axes_on(p.dim) for out in self.outputs for p in out.packed for layout in self.inputs):
-            return False
-        return any(is_emptied(self.input_shape(i), m.shape) for i, m in enumerate(self.call.operands))

@@ -29,9 +29,9 @@ from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.layout.redistribution import PathTable, Step, walk
 from fxshard.mesh.mesh import Mesh
 from fxshard.ops.kernels import KERNELS
+from fxshard.passes.lowering.context import Context
 from fxshard.passes.lowering.emit import emit_step, takes_all_at_once
 from fxshard.passes.lowering.local_graph import FAKES, LocalGraph
-from fxshard.passes.lowering.lower import Context
 from fxshard.passes.memory.step_buffers import makes_anew, stages
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Timeline

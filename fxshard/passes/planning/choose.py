@@ -35,6 +35,7 @@ from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, R
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import WeightedSizes
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
+from fxshard.strategies import own_collectives
 
 WORK_LIMIT = 6e9
 """Table entries that a solve may read when the user sets no time limit: about half a minute. Counting work instead of time keeps plans
@@ -222,6 +223,8 @@ def _expanded(annotated: Annotated, decision: Decision) -> tuple[Annotated, Spec
 
 
 def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool) -> PlannedNode:
+    call = annotated.calls.get(node.name)
+
     def made() -> PlannedNode:
         values = [v for v in outputs_of(node) if v is not None] if node.op != "output" else []
         return PlannedNode(
@@ -230,16 +233,18 @@ def _planned_node(node: fx.Node, annotated: Annotated, spec: OpSpec, timed: bool
             spec=spec,
             shapes=tuple(plain_shape(v.shape) for v in values),
             dtypes=tuple(str(v.dtype).removeprefix("torch.") for v in values),
-            compute=_compute_cost(node.name, annotated, spec) if timed else 0.0,
+            compute=_node_cost(node.name, annotated, spec, timed),
+            collectives=() if call is None else own_collectives(call, spec, annotated.mesh),
         )
 
     return annotated.plan_entries(("node", node.name, timed), (spec,), made)
 
 
-def _compute_cost(node: str, annotated: Annotated, spec: OpSpec) -> float:
-    """Microseconds of a node under a spec; equal nodes share the result."""
+def _node_cost(node: str, annotated: Annotated, spec: OpSpec, timed: bool) -> float:
+    """Microseconds of a node under a spec, or the bytes that its own collectives send; equal nodes share the result."""
     prices = annotated.prices
-    return annotated.plan_entries("computing", (*prices.calls(node), spec), lambda: float(prices.computing(node, (spec,))[0]))
+    costs = prices.computing if timed else prices.sending
+    return annotated.plan_entries(("cost", timed), (*prices.calls(node), spec), lambda: float(costs(node, (spec,))[0]))
 
 
 def infeasible_error(

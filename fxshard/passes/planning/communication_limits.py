@@ -5,7 +5,7 @@ Each redistribution counts with the bytes of its cheapest path: a limit affects 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,9 @@ from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import AnyShape, Price, path_bytes
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.prices import Prices
 from fxshard.plans.constraints import Communication
+from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.solver import Row
 from fxshard.solver.problem.rows import TOLERANCE
@@ -35,15 +37,23 @@ class SentTensor:
 
 
 def limit_rows(
-    limits: Sequence[Communication], mesh: Mesh, price: Price, moved: Sequence[SentTensor], states: Sequence[int]
+    limits: Sequence[Communication],
+    mesh: Mesh,
+    price: Price,
+    moved: Sequence[SentTensor],
+    own: Sequence[Mapping[int, np.ndarray]],
+    states: Sequence[int],
 ) -> tuple[Row, ...]:
-    """One row per limit, in bytes per rank; ``states``: the number of states of each variable."""
-    return tuple(_row(limit, mesh, price, moved, states) for limit in limits)
+    """One row per limit, in bytes per rank; ``own``: per limit, variable -> bytes that the collectives of its nodes send in each state;
+    ``states``: the number of states of each variable."""
+    return tuple(_row(limit, mesh, price, moved, sent, states) for limit, sent in zip(limits, own, strict=True))
 
 
-def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[SentTensor], states: Sequence[int]) -> Row:
+def _row(
+    limit: Communication, mesh: Mesh, price: Price, moved: Sequence[SentTensor], own: Mapping[int, np.ndarray], states: Sequence[int]
+) -> Row:
     axis = mesh.axis(limit.axis)
-    nodes: dict[int, np.ndarray] = {}
+    nodes = {var: sent.copy() for var, sent in own.items()}
     transfers = []
     for one in moved:
         ends = [(a, b) for a in one.layouts for b in one.layouts]
@@ -55,6 +65,18 @@ def _row(limit: Communication, mesh: Mesh, price: Price, moved: Sequence[SentTen
             weights = nodes.setdefault(one.var, np.zeros(states[one.var]))
             weights[one.state] += sent[0, 1]
     return Row(float(limit.at_most), tuple(nodes.items()), tuple(transfers), name=str(limit))
+
+
+def own_bytes(
+    axis: str, variables: Mapping[str, tuple[int, tuple[OpSpec, ...]]], prices: Prices, runs: Callable[[int], Sequence[int]]
+) -> dict[int, np.ndarray]:
+    """Variable -> the bytes on an axis that the collectives of its nodes send, in each state; ``runs``: how often they run, by variable."""
+    found: dict[int, np.ndarray] = {}
+    for name, (var, specs) in variables.items():
+        sent = np.array([prices.sent(name, spec).get(axis, 0.0) for spec in specs])
+        if sent.any():
+            found[var] = found.get(var, np.zeros(len(specs))) + sent * runs(var)
+    return found
 
 
 def check_limits(plan: ShardingPlan, limits: Sequence[Communication]) -> None:

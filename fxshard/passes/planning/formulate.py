@@ -38,7 +38,7 @@ from fxshard.passes.memory.memory_lower_bound import MemoryLowerBound
 from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, Redistributed
 from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing, Layouts, Modes, in_modes
 from fxshard.passes.planning.admissible_specs import admissible_specs, pins_of, plan_pin_text, satisfying, user_location
-from fxshard.passes.planning.communication_limits import SentTensor, limit_rows
+from fxshard.passes.planning.communication_limits import SentTensor, limit_rows, own_bytes
 from fxshard.passes.planning.constrain import Condition, Constraints
 from fxshard.passes.planning.names import Place
 from fxshard.passes.trace.fakes.mixed_precision import reduces_pending
@@ -175,7 +175,8 @@ class _Builder:
         """A row per limit on communication: the bytes of transfers, and of the redistributions inside a group."""
         limits = self.constraints.communication
         moved = list(self._sent_tensors()) if limits else []
-        return limit_rows(limits, self.mesh, self.price, moved, [len(c) for c in self.costs])
+        own = [own_bytes(limit.axis, self.node_vars, self.annotated.prices, self._runs) for limit in limits]
+        return limit_rows(limits, self.mesh, self.price, moved, own, [len(c) for c in self.costs])
 
     def _sent_tensors(self) -> Iterator[SentTensor]:
         for one in self.redistributed:
@@ -231,9 +232,11 @@ class _Builder:
         return self.block_vars[block.name]
 
     def _compute_costs(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
-        if node.name not in self.annotated.calls or self.objective == "communication":
-            return self.cache("free", (specs,), lambda: np.zeros(len(specs)))  # repeated layers share one array
         prices = self.annotated.prices
+        if node.name not in self.annotated.calls:
+            return self.cache("free", (specs,), lambda: np.zeros(len(specs)))  # repeated layers share one array
+        if self.objective == "communication":
+            return self.cache(("sending", prices.calls(node.name)), (specs,), lambda: prices.sending(node.name, specs))
         return self.cache(("compute", prices.calls(node.name)), (specs,), lambda: prices.computing(node.name, specs))
 
     def _unconstrained(self, node: fx.Node) -> bool:

@@ -28,7 +28,7 @@ def objective_at(plan: ShardingPlan, own: Annotated, there: Annotated) -> float:
     nodes, specs = expanded(there, plan.recomputed), plan.specs
     moves = [entry.cost for entry in moves_at(plan, own, there)]
     if plan.certificate.unit == "bytes":
-        return math.fsum(moves)
+        return math.fsum([*(float(nodes.prices.sending(name, (specs[name],))[0]) for name in specs), *moves])
     return math.fsum([*(float(nodes.prices.computing(name, (specs[name],))[0]) for name in specs), *moves])
 
 

@@ -14,20 +14,23 @@ from fxshard._torch_compat import pytree
 from fxshard.errors import OptionError, RunError
 from fxshard.graph.planning_graph import source_line
 from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.ops.mesh_ops import zigzag_peers
 from fxshard.program.sharded_program import KINDS, ShardedProgram, is_wait
 from fxshard.runtime.simulate.per_rank import RankValues
 from fxshard.runtime.simulate.reductions import reduce_tensors, scatter_tensors
 from fxshard.runtime.simulate.shards import gather, scatter
 
 MAX_RANKS = 64
+BACK = "back"
+"""The ``op`` of a zigzag that moves blocks back."""
 
 
 @dataclass(frozen=True)
 class IssuedCollective:
     """A collective that a rank issues.
 
-    ``op``: the reduction, "" without one; ``splits``: of an all-to-all, (rows to each rank of the group, rows from each);
-    ``where``: the user's source line.
+    ``op``: the reduction, "" without one, ``BACK`` for a zigzag back; ``splits``: of an all-to-all, (rows to each rank of the group, rows
+    from each); ``where``: the user's source line.
     """
 
     kind: str
@@ -133,7 +136,7 @@ def run_rank(steps: Sequence[Step], inputs: Sequence[torch.Tensor], index: Mappi
 
 def _issued(step: Step, args: Sequence[Any]) -> IssuedCollective:
     kind = KINDS[step.node.target]
-    reduction = args[1] if kind in ("all_reduce", "reduce_scatter") else ""
+    reduction = args[1] if kind in ("all_reduce", "reduce_scatter") else BACK if kind == "zigzag" and args[1] else ""
     splits = (tuple(args[2]), tuple(args[1])) if kind == "all_to_all" else None
     return IssuedCollective(kind, args[-1], reduction, args[0], step.node.name, splits, step.where)
 
@@ -223,8 +226,22 @@ def _collective(calls: Sequence[IssuedCollective], reduction: str) -> list[torch
         return [whole.clone() for _ in tensors]
     if call.kind == "reduce_scatter":
         return scatter_tensors(tensors, call.op, reduction)
+    if call.kind == "shift":
+        return [tensors[source - 1].clone() for source in range(n)]
+    if call.kind == "zigzag":
+        return _zigzag(tensors, call.op == BACK)
     blocks = [c.tensor.split(c.splits[0]) for c in calls if c.splits is not None]
     return [torch.cat([blocks[source][target] for source in range(n)]) for target in range(n)]
+
+
+def _zigzag(tensors: Sequence[torch.Tensor], back: bool) -> list[torch.Tensor]:
+    """Each rank's two halves, in the order of the ranks that send them."""
+    sent = [zigzag_peers(rank, len(tensors), back)[0] for rank in range(len(tensors))]
+    halves = [
+        [part for to, parts in zip(sent, tensors, strict=True) for peer, part in zip(to, parts, strict=True) if peer == rank]
+        for rank in range(len(tensors))
+    ]
+    return [torch.stack(own) for own in halves]
 
 
 def check_ranks(mesh: Mesh) -> None:

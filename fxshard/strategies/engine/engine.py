@@ -32,11 +32,13 @@ from fxshard.strategies.engine.registry import has_rule, lookup, on_change
 
 @dataclass(frozen=True)
 class AxisOption:
-    """One way to run an operator on one axis. ``factor``: the sharded factor; None if all tensors are replicated or partial."""
+    """One way to run an operator on one axis. ``factor``: the sharded factor; None if all tensors are replicated or partial. ``once``: at
+    most one axis of a mesh runs it so, because its ranks communicate."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     factor: str | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class _ShardingCondition:
 
 @dataclass(frozen=True)
 class _Options:
-    """``conflicts``: pairs of factors that shard the same dim of a tensor differently, and so exclude each other."""
+    """``conflicts``: pairs of factors that exclude each other, because they shard the same dim of a tensor differently."""
 
     options: tuple[AxisOption, ...]
     conditions: dict[str, _ShardingCondition]
@@ -146,16 +148,24 @@ def _options(call: Call, packs: Packs = ()) -> _Options:
     rule, sizes = resolve(given, call)
     found = [_replicated(call)]
     conditions: dict[str, _ShardingCondition] = {}
+    excluded: set[frozenset[str]] = set()
     for factor in _shardable(rule, sizes):
         option = _sharded(rule, factor)
         if option is not None:
             found.append(option)
             conditions[factor] = _condition(rule, factor, sizes, option)
+    for pair in rule.together:
+        option = _sharded_together(rule, pair, sizes)
+        if option is not None and option.factor is not None:
+            found.append(option)
+            conditions[option.factor] = _ShardingCondition(sizes[pair[0]], (), False, False)
+            excluded |= {frozenset((option.factor, factor)) for factor in pair}
     found += _packed(call, packs, rule, sizes, conditions)
-    conflicts = _conflicts(found, only_packed=True) if packs else frozenset()
+    if packs:
+        excluded |= _conflicts(found, only_packed=True)
     found += _pending(rule, call)
     distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
-    return _Options(tuple(reversed(distinct.values())), conditions, entry is None, rule.note, conflicts)
+    return _Options(tuple(reversed(distinct.values())), conditions, entry is None, rule.note, frozenset(excluded))
 
 
 def _packed(
@@ -235,6 +245,17 @@ def _sharded(rule: Factors, factor: str) -> AxisOption | None:
     ins = [Shard(d) if d is not None else missing if i in rule.additive else Replicate() for i, d in enumerate(inputs)]
     outs = [Shard(d) if d is not None else missing if is_partial else Replicate() for d, is_partial in zip(outputs, partial, strict=True)]
     return AxisOption(tuple(ins), tuple(outs), factor)
+
+
+def _sharded_together(rule: Factors, pair: tuple[str, str], sizes: dict[str, Any]) -> AxisOption | None:
+    """Each tensor sharded on the dim of either factor; None if a factor is too short."""
+    if any(isinstance(size := sizes.get(factor, 1), int) and size < 2 for factor in pair):
+        return None
+    tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
+    cut = [next((d for d in (_dim_of(dims, factor) for factor in pair) if d is not None), None) for dims in tensors]
+    placed = [Replicate() if d is None else Shard(d) for d in cut]
+    ins, outs = placed[: len(rule.operands)], iter(placed[len(rule.operands) :])
+    return AxisOption(tuple(ins), tuple(Replicate() if o is None else next(outs) for o in rule.outputs), " ".join(pair), once=True)
 
 
 def _dim_of(dims: tuple[tuple[str, ...], ...], factor: str) -> int | None:
@@ -345,6 +366,8 @@ def _rows(columns: list[list[Layout]], count: int) -> Iterable[tuple[Layout, ...
 
 
 def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], conditions: dict[str, _ShardingCondition]) -> bool:
+    if sum(o.once for o in chosen) > 1:
+        return False
     for factor in {o.factor for o in chosen if o.factor is not None}:
         condition = conditions[factor]
         if condition.inner or condition.full or condition.even or condition.parts:

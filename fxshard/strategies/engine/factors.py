@@ -70,6 +70,8 @@ class Factors:
         additive: operands that are added to the output: Partial where the output is Partial.
         depends: per output, the operands it depends on; None for all.
         enforce: pairs (operand, output) that share memory, and so their layout.
+        together: pairs of factors that one axis of the mesh may shard together; the local form then communicates, so an operator alone on
+            its shards does not give the result.
         sizes: sizes of factors that do not follow from the shapes.
         note: for people, why the operator has no more shardings.
     """
@@ -82,6 +84,7 @@ class Factors:
     additive: tuple[int, ...] = ()
     depends: tuple[tuple[int, ...], ...] | None = None
     enforce: tuple[tuple[int, int], ...] = ()
+    together: tuple[tuple[str, str], ...] = ()
     sizes: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 

@@ -14,6 +14,7 @@ from torch import fx
 
 from fxshard.graph.call import Call
 from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh
 
 aten = torch.ops.aten
 
@@ -28,6 +29,7 @@ class LocalContext(Protocol):
     """Arguments, with operands as local nodes."""
     kwargs: dict[str, Any]
     target: Any
+    mesh: Mesh
 
     def input_shape(self, operand: int) -> tuple[int, ...]:
         """Local shape of an operand."""
@@ -51,6 +53,25 @@ class LocalContext(Protocol):
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Adds a call of an aten (or neutral) operator to the local graph."""
+        ...
+
+    def axis_index(self, axis: int) -> fx.Node:
+        """The rank's index on a mesh axis: a run-time int64 scalar tensor."""
+        ...
+
+    def shift(self, x: fx.Node, axis: int) -> fx.Node:
+        """Starts to send ``x``, of equal shape on all ranks, to the next rank of a mesh axis; ``arrived`` gives what the previous one sent.
+
+        An operator that does so must declare it (``register(collectives=...)``), and do it on every rank, those with empty shards included.
+        """
+        ...
+
+    def zigzag(self, x: fx.Node, back: bool, axis: int) -> fx.Node:
+        """The same for halves of ``x`` [2, ...], which go to the ranks that ``fxshard::zigzag`` says."""
+        ...
+
+    def arrived(self, started: fx.Node) -> fx.Node:
+        """What a ``shift`` or ``zigzag`` receives."""
         ...
 
     def item(self, node: fx.Node, index: int) -> fx.Node:

@@ -10,6 +10,8 @@ from typing import Any
 
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.plan_data import NodeCollective, OpSpec
 from fxshard.strategies.engine.derived import derive
 from fxshard.strategies.engine.factors import Factors, Rule
 from fxshard.strategies.engine.local import LocalContext, LocalForm
@@ -18,10 +20,13 @@ from fxshard.strategies.engine.packed import PackedOption, Packs, by_factor
 PackedForm = Callable[[Call, Packs, Factors, dict[str, Any]], Iterable[PackedOption]]
 """The options of a call on packed dims, from the call, its packed dims, and its resolved rule with the sizes of factors."""
 
+OwnCollectives = Callable[[Call, OpSpec, Mesh], tuple[NodeCollective, ...]]
+
 
 @dataclass(frozen=True)
 class Registered:
-    """``size_argument``: position of the argument that is the shape of output 0; ``local``: emits the local operator.
+    """``size_argument``: position of the argument that is the shape of output 0; ``local``: emits the local operator;
+    ``collectives``: those that it then issues.
 
     ``description``: text of a user's registration; empty for built-in rules. ``packed``: the options on packed dims.
     """
@@ -31,6 +36,7 @@ class Registered:
     size_argument: int | None = None
     description: str = ""
     packed: PackedForm | None = None
+    collectives: OwnCollectives | None = None
 
     @property
     def packed_form(self) -> PackedForm | None:
@@ -51,12 +57,13 @@ def register(
     override: bool = False,
     description: str = "",
     packed: PackedForm | None = None,
+    collectives: OwnCollectives | None = None,
 ) -> None:
     """Registers the rule of operators (``"aten.mm.default"``); raises RuleError if one has a rule already, unless ``override``."""
     for op in [ops] if isinstance(ops, str) else ops:
         if op in _RULES and not override:
             raise RuleError(f"{op} has a rule already", remedy="pass override=True to replace it")
-        _RULES[op] = Registered(rule, local, size_argument, description, packed)
+        _RULES[op] = Registered(rule, local, size_argument, description, packed, collectives)
     for forget in _ON_CHANGE:
         forget()
 
@@ -128,6 +135,12 @@ def local_form(call: Call) -> LocalForm:
     if entry.local is not None:
         return entry.local
     return unchanged if entry.size_argument is None else resized(entry.size_argument)
+
+
+def own_collectives(call: Call, spec: OpSpec, mesh: Mesh) -> tuple[NodeCollective, ...]:
+    """The collectives that the local form of ``call`` issues itself, in order; none for most operators."""
+    entry = lookup(call.op)
+    return () if entry is None or entry.collectives is None else entry.collectives(call, spec, mesh)
 
 
 def unchanged(ctx: LocalContext) -> Any:

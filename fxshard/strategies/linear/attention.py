@@ -1,10 +1,12 @@
-"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; b, h and s can be sharded, t stays whole.
+"""Attention: out[b, h, s] = softmax_t(q[b, h, s] k[b, h, t] + mask) v[b, h, t]; b, h and s can be sharded; t too, on
+the axis that shards s (``ring_attention``).
 
-Causal means t <= s in global indices, so each shard of the queries gets its own mask.
+Causal means t <= s in global indices. A shard of the queries knows the position of its first one, and skips the keys that it does not see.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +16,12 @@ from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.graph.call import Call
 from fxshard.strategies.engine.factors import Factors, Name, factors, known_equal, linear_groups
 from fxshard.strategies.engine.local import LocalContext, emit_padding
-from fxshard.strategies.engine.registry import register, replaced
+from fxshard.strategies.engine.registry import register
+from fxshard.strategies.linear.ring_attention import collectives, ring_axis, ring_backward, ring_forward
 
 aten = torch.ops.aten
+RING = (("s", "t"),)
+"""Queries and keys sharded on one axis: the local form passes keys around."""
 
 
 def _tensors(call: Call, query: int, mask: int) -> tuple[list[Name], list[Name], list[Name], list[list[Name]]]:
@@ -35,13 +40,14 @@ def _tensors(call: Call, query: int, mask: int) -> tuple[list[Name], list[Name],
 def sdpa(call: Call) -> Factors:
     """(q, k, v, mask, is_causal, scale, enable_gqa) -> (out, logsumexp)."""
     q, k, lse, mask = _tensors(call, 0, 3)
-    return factors([q, k, k, *mask], [q, lse])
+    return factors([q, k, k, *mask], [q, lse], together=() if mask else RING)
 
 
 def sdpa_backward(call: Call) -> Factors:
     """(grad, q, k, v, out, logsumexp, mask, ...) -> (dq, dk, dv): linear in grad; sharded s or g leaves dk and dv pending sums."""
     q, k, lse, mask = _tensors(call, 1, 6)
-    return factors([q, q, k, k, q, lse, *mask], [q, k, k], linear=linear_groups(call, [(0,)]))
+    properties = {"linear": linear_groups(call, [(0,)]), "together": () if mask else RING}
+    return factors([q, q, k, k, q, lse, *mask], [q, k, k], **properties)
 
 
 def cpu_kernel(call: Call) -> Factors:
@@ -73,38 +79,32 @@ def local_backward(ctx: LocalContext) -> Any:
 
 
 def _shard(ctx: LocalContext, query: int, mask: int) -> Any:
-    """Attention of a shard; with sharded queries, ``is_causal`` becomes a mask [1, 1, s, t].
-
-    Kernels divide by the number of queries: a shard that may be empty is padded with one query, whose result is dropped.
-    """
+    """Attention of a shard; with sharded queries, ``is_causal`` becomes an offset, with sharded keys they are passed around a ring."""
+    axis = ring_axis(ctx, query)
+    if axis is not None:
+        return ring_backward(ctx, axis) if query else ring_forward(ctx, axis)
     if not ctx.inputs[query].axes_on(2):
         return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
-    rows = ctx.input_shape(query)[2]
-    some = rows if surely(rows > 0) else torch.sym_max(rows, 1)
-    args = list(ctx.args)
-    if some is not rows:
-        shapes = [v.meta["val"].shape if isinstance(v, fx.Node) else () for v in args]
-        cut = [i for i in range(mask + 1) if len(shapes[i]) > 2 and i not in (query + 1, query + 2)]
-        for i in cut:
-            dim = 2 if i < mask else len(shapes[i]) - 2
-            if i < mask or known_equal(shapes[i][dim], rows):
-                args[i] = emit_padding(ctx.emit, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
     if ctx.call.arg(mask + 1):
-        args = list(replaced(tuple(args), {mask: _causal(ctx, query, some), mask + 1: False}))
-    results = ctx.emit(ctx.target, *args, **ctx.kwargs)
-    return results if some is rows else _first_rows(ctx, results, rows, query)
+        scale, grouped = ctx.args[mask + 2 :]
+        target = torch.ops.fxshard.block_attention_backward if query else torch.ops.fxshard.block_attention
+        return ctx.emit(target.default, *ctx.args[:mask], ctx.input_offset(query, 2), None, None, scale, grouped)
+    return _padded(ctx, query, mask)
 
 
-def _causal(ctx: LocalContext, query: int, rows: int) -> fx.Node:
-    columns = ctx.input_shape(query + 1)[2]
-    here = ctx.emit(aten.arange.default, rows, dtype=torch.int64)
-    row = ctx.emit(aten.add.Tensor, here, ctx.input_offset(query, 2))
-    kept = ctx.emit(
-        aten.ge.Tensor,
-        ctx.emit(aten.unsqueeze.default, row, 1),
-        ctx.emit(aten.arange.default, columns, dtype=torch.int64),
-    )
-    return ctx.emit(aten.view.default, kept, [1, 1, rows, columns])
+def _padded(ctx: LocalContext, query: int, mask: int) -> Any:
+    """Kernels divide by the number of queries: a shard that may be empty is padded with one query, whose result is dropped."""
+    rows = ctx.input_shape(query)[2]
+    if surely(rows > 0):
+        return ctx.emit(ctx.target, *ctx.args, **ctx.kwargs)
+    some, args = torch.sym_max(rows, 1), list(ctx.args)
+    shapes = [v.meta["val"].shape if isinstance(v, fx.Node) else () for v in args]
+    cut = [i for i in range(mask + 1) if len(shapes[i]) > 2 and i not in (query + 1, query + 2)]
+    for i in cut:
+        dim = 2 if i < mask else len(shapes[i]) - 2
+        if i < mask or known_equal(shapes[i][dim], rows):
+            args[i] = emit_padding(ctx.emit, args[i], [0, 0] * (len(shapes[i]) - 1 - dim) + [0, some - rows], 0)
+    return _first_rows(ctx, ctx.emit(ctx.target, *args, **ctx.kwargs), rows, query)
 
 
 def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> tuple[fx.Node, ...]:
@@ -115,7 +115,7 @@ def _first_rows(ctx: LocalContext, results: fx.Node, rows: int, query: int) -> t
     return (*(ctx.emit(aten.index_select.default, part, 2, here) for part in parts[:count]), *parts[count:])
 
 
-register("fxshard.sdpa.default", sdpa, local=local_sdpa)
-register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward)
+register("fxshard.sdpa.default", sdpa, local=local_sdpa, collectives=partial(collectives, query=0))
+register("fxshard.sdpa_backward.default", sdpa_backward, local=local_backward, collectives=partial(collectives, query=1))
 register("aten._scaled_dot_product_flash_attention_for_cpu.default", cpu_kernel)
 register("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", cpu_kernel_backward)

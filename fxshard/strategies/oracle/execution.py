@@ -12,6 +12,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat import pytree
 from fxshard.graph.call import Call, Operand
 from fxshard.layout.layouts import Layout, chunk_lengths, is_emptied, local_offset, local_shape, packed_chunks
+from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies.engine.conversion import identity
 from fxshard.strategies.engine.registry import local_form
@@ -87,16 +88,16 @@ class EagerContext:
 
     def __init__(self, sample: Sample, call: Call, shards: list[torch.Tensor], spec: OpSpec, ranks: int, rank: int) -> None:
         self.call, self.inputs, self.outputs = call, spec.inputs, spec.outputs
-        self.mesh, self.coordinate = (ranks,), (rank,)
+        self.mesh, self.coordinate = Mesh({"a": ranks}), (rank,)
         self.target = operator(call.op)
         # ``call`` holds lists as tuples; the local form gets lists again, as from a graph.
         self.args, self.kwargs = pytree.tree_map(lambda a: shards[a.index] if isinstance(a, Operand) else a, sample.marked)
 
     def input_shape(self, operand: int) -> tuple[int, ...]:
-        return local_shape(self.call.operands[operand].shape, self.inputs[operand], self.mesh, self.coordinate)
+        return local_shape(self.call.operands[operand].shape, self.inputs[operand], self.mesh.shape, self.coordinate)
 
     def output_shape(self, output: int = 0) -> tuple[int, ...]:
-        return local_shape(self._output(output), self.outputs[output], self.mesh, self.coordinate)
+        return local_shape(self._output(output), self.outputs[output], self.mesh.shape, self.coordinate)
 
     def input_offset(self, operand: int, dim: int) -> Any:
         return self._offset(self.call.operands[operand].shape, self.inputs[operand], dim)
@@ -106,7 +107,11 @@ class EagerContext:
 
     def part_lengths(self, layout: Layout, dim: int) -> tuple[int, ...]:
         packed = layout.packed_on(dim)
-        return () if packed is None else tuple(n for _, n in packed_chunks(packed[1].parts, self.mesh[0], self.coordinate[0]))
+        return (
+            ()
+            if packed is None
+            else tuple(n for _, n in packed_chunks(packed[1].parts, self.mesh.shape[packed[0]], self.coordinate[packed[0]]))
+        )
 
     def _output(self, output: int) -> tuple[int, ...]:
         meta = self.call.outputs[output]
@@ -117,7 +122,19 @@ class EagerContext:
         """A tensor if ranks may differ, as at run time; else 0."""
         if not layout.axes_on(dim):
             return 0
-        return torch.tensor(local_offset(shape, layout, self.mesh, self.coordinate)[dim])
+        return torch.tensor(local_offset(shape, layout, self.mesh.shape, self.coordinate)[dim])
+
+    def axis_index(self, axis: int) -> Any:
+        return torch.tensor(self.coordinate[axis])
+
+    def shift(self, x: Any, axis: int) -> Any:
+        raise NotImplementedError("the ranks of the oracle do not communicate")
+
+    def zigzag(self, x: Any, back: bool, axis: int) -> Any:
+        raise NotImplementedError("the ranks of the oracle do not communicate")
+
+    def arrived(self, started: Any) -> Any:
+        raise NotImplementedError("the ranks of the oracle do not communicate")
 
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         return target(*args, **kwargs)

@@ -19,7 +19,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies.engine.engine import op_strategy
 from fxshard.strategies.engine.registered_sharding import sharding_function
-from fxshard.strategies.engine.registry import has_rule
+from fxshard.strategies.engine.registry import has_rule, own_collectives
 from fxshard.strategies.oracle.case import Case, case_of
 from fxshard.strategies.oracle.execution import leaves_empty, run_by_rule, run_on_shards
 from fxshard.strategies.oracle.pieces import holds, valid_placements
@@ -166,7 +166,10 @@ def _is_split(combination: Combination) -> bool:
 
 
 def _specs(case: Case, ranks: Sequence[int]) -> list[tuple[int, OpSpec]]:
-    return [(n, spec) for n in ranks for spec in op_strategy(case.call, Mesh({"a": n})).specs]
+    """The offered specs; those whose local form communicates say nothing about the operator alone."""
+    meshes = [(n, Mesh({"a": n})) for n in ranks]
+    found = ((n, mesh, spec) for n, mesh in meshes for spec in op_strategy(case.call, mesh).specs)
+    return [(n, spec) for n, mesh, spec in found if not own_collectives(case.call, spec, mesh)]
 
 
 def _wrongs(case: Case, ranks: Sequence[int]) -> Iterator[Finding]:

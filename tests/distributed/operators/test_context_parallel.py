@@ -1,0 +1,87 @@
+"""Attention with a sharded sequence on two ranks over gloo: eager and compiled, static and of any length, against one device."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import fxshard
+from fxshard.plans.plan_data import OpSpec
+from fxshard.runtime.ranks.record import record_collectives
+from tests.distributed.scenarios import two_ranks
+from tests.distributed.sizes.test_any_size import same, step
+from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced
+
+pytestmark = pytest.mark.distributed
+
+
+def _planned(wanted: Callable[[OpSpec, int], bool], length: int, compiler: str) -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    model, graph = traced(length)
+    plan = plan_of(graph, fxshard.Mesh({"cp": 2}), wanted, 1)
+    single = copy.deepcopy(model)
+    sharded = fxshard.parallelize(copy.deepcopy(model), inputs(length), mesh, plan=plan, compiler=compiler, cache=False)
+    same(sharded, single, inputs(length))
+
+
+def gathered_keys() -> None:
+    _planned(gathered, 12, "eager")
+
+
+def gathered_keys_compiled_uneven() -> None:
+    _planned(gathered, 7, "inductor")
+
+
+def ring_of_two() -> None:
+    _planned(ring, 12, "eager")
+
+
+def ring_of_two_compiled_uneven() -> None:
+    _planned(ring, 7, "inductor")
+
+
+def a_recording_equals_the_program() -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    model, graph = traced(12)
+    plan = plan_of(graph, fxshard.Mesh({"cp": 2}), ring, 1)
+    sharded = fxshard.parallelize(copy.deepcopy(model), inputs(12), mesh, plan=plan, compiler="inductor", cache=False)
+    step(sharded, inputs(12))
+    with record_collectives() as issued:
+        step(sharded, inputs(12))
+    (program,) = sharded.forward.programs
+    found = Counter((c.kind, c.axis, c.shape) for c in issued if c.kind == "shift")
+    assert found == Counter((c.kind, c.axis, c.shape) for c in program.collectives if c.kind == "shift")
+    assert found
+
+
+def any_length() -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    torch.manual_seed(0)
+    model = CausalAttention().double()
+    single = copy.deepcopy(model)
+    sharded = fxshard.parallelize(
+        model,
+        inputs(12),
+        mesh,
+        parallel={"cp": fxshard.ContextParallel(dim=1)},
+        dynamic_shapes={"x": {1: "length"}},
+        compiler="eager",
+        cache=False,
+    )
+    for length in (12, 8, 7, 5, 1):
+        same(sharded, single, inputs(length))
+
+
+found, test_two_ranks = two_ranks(
+    gathered_keys,
+    gathered_keys_compiled_uneven,
+    ring_of_two,
+    ring_of_two_compiled_uneven,
+    a_recording_equals_the_program,
+    any_length,
+)

@@ -1,0 +1,63 @@
+"""Attention with a sharded sequence, in random plans on simulated ranks, against torch's own on one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+import pytest
+import torch
+
+from fxshard.mesh.mesh import Mesh
+from fxshard.passes.pipeline import lower_plan
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.simulate.simulate import Simulation, simulate_program
+from fxshard.runtime.simulate.values import program_values
+from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_device
+from tests.models.context_parallel import gathered, inputs, plan_of, ring, traced
+
+MESHES = ({"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2})
+LENGTHS = (48, 7, 3)
+"""Even, uneven, and with empty shards; 48 can be dealt head-to-tail on each mesh."""
+
+
+@lru_cache(maxsize=16)
+def reference(length: int, kv_heads: int, causal: bool) -> Reference:
+    return one_device(traced(length, kv_heads, causal)[0], inputs(length))
+
+
+def simulated(program: ShardedProgram, length: int, kv_heads: int = 2, causal: bool = True) -> Simulation:
+    model, _ = traced(length, kv_heads, causal)
+    result = simulate_program(program, program_values(program, model, inputs(length)))
+    assert_equal_to_one_device(result, reference(length, kv_heads, causal))
+    return result
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_sharded_queries_and_whole_keys(mesh: dict[str, int], length: int) -> None:
+    _, graph = traced(length)
+    for seed in range(2):
+        program = lower_plan(graph, plan_of(graph, Mesh(mesh), gathered, seed))
+        simulated(program, length)
+        for module in program.modules.values():
+            values = [n.meta.get("val") for n in module.graph.nodes]
+            assert not [v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.bool and v.ndim > 1], "a dense mask"
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_ring(mesh: dict[str, int], length: int, causal: bool) -> None:
+    """Of the ranks of a mesh of two axes, some may have no batch, and pass keys all the same."""
+    _, graph = traced(length, 2, causal)
+    for seed in range(2):
+        plan = plan_of(graph, Mesh(mesh), ring, seed)
+        program = lower_plan(graph, plan)
+        assert "shift" in {c.kind for c in program.collectives}
+        assert ("zigzag" in {c.kind for c in program.collectives}) == (causal and length == 48)
+        result = simulated(program, length, 2, causal)
+        want = Counter((c.kind, c.axis, c.shape) for c in program.collectives)
+        assert Counter((c.kind, c.axis, c.shape) for c in result.collectives) == want
+        sent = {kind: sum(c.bytes for c in plan.collectives if c.kind == kind) for kind, _, _ in want}
+        assert sent == {kind: sum(c.bytes for c in program.collectives if c.kind == kind) for kind, _, _ in want}
