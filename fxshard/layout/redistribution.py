@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -215,7 +215,7 @@ class PathTable:
         self._bucketed: dict[Price, np.ndarray] = {}
         self._price = price
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
-        prices = _edge_prices(graph, shape, itemsize, mesh, price)
+        self._edge_prices = prices = _edge_prices(graph, shape, itemsize, mesh, price)
         weights, hops = np.full((graph.count,) * 2, np.inf), np.zeros((graph.count,) * 2)
         np.fill_diagonal(weights, 0.0)
         self._direct: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -244,29 +244,45 @@ class PathTable:
     def communication(self) -> np.ndarray:
         """(layouts, layouts) price of the collectives along each path, without local steps; 0 if there is no path. For several shapes
         (shapes, layouts, layouts)."""
-        shape = self.tensor[0]
-        return (
-            np.stack([self._communication(one) for one in shape.shapes])
-            if isinstance(shape, WeightedShapes)
-            else self._communication(shape)
-        )
-
-    def _communication(self, shape: tuple[int, ...]) -> np.ndarray:
-        found, (_, itemsize, mesh) = np.zeros(self.prices.shape), self.tensor
-        for (i, source), (j, target) in itertools.product(enumerate(self.layouts), repeat=2):
-            if i != j and np.isfinite(self.prices[i, j]):
-                found[i, j] = communication_along(source, self.steps(source, target), shape, itemsize, mesh, self._price)
-        return found
+        shape, itemsize, mesh = self.tensor
+        if isinstance(shape, WeightedShapes):
+            return np.stack([self._along(self._of_collectives(one, itemsize, mesh, self._price)) for one in shape.shapes])
+        return self._along(self._of_collectives(shape, itemsize, mesh, self._price))
 
     def bucketed(self, saving: Price) -> np.ndarray:
         """(layouts, layouts) prices if collectives join buckets, as in ``bucketed_path``."""
         if saving not in self._bucketed:
-            found = self.prices.copy()
-            for (i, source), (j, target) in itertools.product(enumerate(self.layouts), repeat=2):
-                if i != j and np.isfinite(self.prices[i, j]):
-                    found[i, j] = _bucketed(source, target, self.steps(source, target), *self.tensor, self._price, saving)[1]
+            saved = self._of_collectives(*self.tensor, saving)
+            collectives = self._along([float(step.is_collective) for _, step, _ in self._graph.edges])
+            found = self.prices - np.where(collectives == 1, self._along(saved), 0.0)
+            for k, (i, _, j) in enumerate(self._graph.edges):
+                if i < self._graph.count and j < self._graph.count:
+                    found[i, j] = min(found[i, j], self._edge_prices[k] - saved[k])
             self._bucketed[saving] = found
         return self._bucketed[saving]
+
+    def _of_collectives(self, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> list[float]:
+        """Price of each single step that is a collective, 0 for the others."""
+        prices = _edge_prices(self._graph, shape, itemsize, mesh, price)
+        return [one if step.is_collective else 0.0 for one, (_, step, _) in zip(prices, self._graph.edges, strict=True)]
+
+    def _along(self, figures: Sequence[float]) -> np.ndarray:
+        """(layouts, layouts) sums of a figure of each single step along each path; 0 if there is no path. Each sum comes from those of the
+        two halves of its path."""
+        known = {pair: sum(figures[k] for k in path) for pair, path in self._direct.items() if self.via[pair] < 0}
+
+        def total(i: int, j: int) -> float:
+            if i == j:
+                return 0.0
+            if (i, j) not in known:
+                middle = int(self.via[i, j])
+                known[i, j] = total(i, middle) + total(middle, j)
+            return known[i, j]
+
+        found = np.zeros(self.prices.shape)
+        for i, j in zip(*np.nonzero(np.isfinite(self.prices)), strict=True):
+            found[i, j] = total(int(i), int(j))
+        return found
 
     def path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]
