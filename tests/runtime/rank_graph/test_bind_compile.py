@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import fxshard
 from fxshard.errors import OptionError, PlanError
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.ops import contraction
 from fxshard.passes.after_lowering.forward_backward import by_order, forward_collectives, forward_results
@@ -40,9 +42,13 @@ def four_ranks() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
+@cache
+def graph_of(name: str) -> PlanningGraph:
+    return trace(*zoo.make(name))
+
+
 def random_program(name: str, mesh: str, seed: int, frugal: bool = False) -> ShardedProgram:
-    model, args, kwargs = zoo.make(name)
-    graph = trace(model, args, kwargs)
+    graph = graph_of(name)
     return lower(graph, random_graph_plan(annotate(graph, parse_mesh(mesh)), seed, frugal=frugal))
 
 
