@@ -25,7 +25,7 @@ QUICKER = """
 import sys
 from fxshard.cli.main import main
 from fxshard.runtime.measure import measure
-measure.EFFORTS["cpu", True] = measure.Effort(rounds=12, batch=50.0, product=256, copy=20, buffer=18)
+measure.EFFORTS["cpu", True] = measure.Effort(rounds=21, batch=50.0, product=256, copy=20, buffer=20)
 measure.PRODUCTS_TIME = 1000.0
 sys.exit(main(sys.argv[1:]))
 """
