@@ -26,8 +26,9 @@ FAST := tests/shapes tests/cost tests/inspect tests/layout/test_layouts.py tests
 	tests/plans/test_plan_json.py tests/test_errors.py tests/runtime/module/test_module_state.py tests/runtime/module/test_objects.py
 
 # One thread a process: the workers of pytest share the cores, and results do not depend on the machine. A file stays on one worker: what its
-# tests share (a trace, processes that ran all scenarios) is made once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# tests share (a trace, processes that ran all scenarios) is made once. Compiled modules are kept (PYTHONDONTWRITEBYTECODE is empty), or each
+# worker, and each process that a test starts, would compile them again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -1,17 +1,23 @@
-"""The examples, run as a user runs them: torchrun with two ranks, or one process; they compare themselves with one device.
+"""The examples, run as a user runs them: on two ranks, or in one process; they compare themselves with one device.
 
-Half of them are slow tests: each torchrun imports torch three times.
+Most that start torchrun, which imports torch three times, are slow tests.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+
+from tests.distributed.scenarios import run_scenarios
 
 pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +32,20 @@ def said(*arguments: str | Path) -> str:
     ran = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=580, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout
+
+
+def forked(script: str, folder: Path, *arguments: str, world: int) -> str:
+    """What an example prints on ``world`` ranks. Like torchrun's they have WORLD_SIZE, but they are forks of a process with torch."""
+    ran = run_scenarios({script: functools.partial(example, script, arguments, str(folder))}, world, folder)
+    assert not ran[script], ran[script]
+    return "".join((folder / f"said{rank}").read_text() for rank in range(world))
+
+
+def example(script: str, arguments: tuple[str, ...], folder: str) -> None:
+    os.environ["WORLD_SIZE"] = str(dist.get_world_size())
+    sys.argv, sys.path[:0] = [script, *arguments], [str(EXAMPLES)]  # as Python does when it starts a script
+    with Path(folder, f"said{dist.get_rank()}").open("w") as out, contextlib.redirect_stdout(out):
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
 
 
 def falling_losses(text: str) -> None:
@@ -52,21 +72,22 @@ def test_training(script: str) -> None:
     assert ("29,962 of 322,186 parameters are trained" if script == "finetune_vit_lora" else "(8, 128, 64), (Shard(dim=0),)") in text
 
 
-def test_serve_llama() -> None:
-    text = said(*TORCHRUN, EXAMPLES / "serve_llama.py", *QUICK, "--layers", "1", "--tokens", "4")
+def test_serve_llama(tmp_path: Path) -> None:
+    text = forked("serve_llama.py", tmp_path, *QUICK, "--layers", "1", "--tokens", "4", world=2)
     assert "the tokens are one device's" in text
     assert len(set(re.findall(r"tokens/s, (\[.*?\])", text))) == 1 and text.count("tokens/s") == 3
 
 
-def test_own_operator() -> None:
-    text = said(EXAMPLES / "own_operator.py", "--plans", "2")
+def test_own_operator(tmp_path: Path) -> None:
+    text = forked("own_operator.py", tmp_path, "--plans", "2", world=1)
     assert "swiglu would run whole on every rank: no rule for own.swiglu.default" in text
     assert "with rules: 0 nodes run whole" in text and "2 random plans on 4 ranks compute what one device computes" in text
 
 
 def test_plan_70b(tmp_path: Path) -> None:
     """Two of the 80 layers: the command of the docs."""
-    text = said(EXAMPLES / "plan_70b.py", "--layers", "2", "--mesh", "dp=4,tp=2", "-o", tmp_path / "plan.json")
+    plan = str(tmp_path / "plan.json")
+    text = forked("plan_70b.py", tmp_path, "--layers", "2", "--mesh", "dp=4,tp=2", "-o", plan, world=1)
     assert "proven optimal (gap 0)" in text and (tmp_path / "plan.json").exists()
 
 

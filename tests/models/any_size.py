@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ def resized(name: str, args: Sequence[Any], kwargs: dict[str, Any], batch: int, 
     return tuple(one(f"args[{i}]", value, d) for i, (value, d) in enumerate(zip(args, dims, strict=True))), {}
 
 
+@cache
 def traced(name: str, batch: int, seq: int, uneven: bool) -> tuple[nn.Module, PlanningGraph, Callable[[int, int], Any]]:
     model, args, kwargs = case(name)
     example = resized(name, args, kwargs, batch, seq)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from zoo import Case, make
@@ -26,7 +26,7 @@ SLOW = Hardware("slow", {1: 1e9, 2: 1e9, 4: 1e9, 8: 1e9}, 1e10, 0.0, 64, Link(1e
 MESHES = ("a=2", "a=4", "a=8", "a=2,b=2", "a=2,b=4", "a=2,b=2,c=2")
 
 
-@lru_cache(maxsize=2)
+@cache
 def prepared(name: str) -> tuple[Case, PlanningGraph, Reference]:
     """The case, its traced graph and its reference on one device."""
     model, args, kwargs = make(name)

@@ -29,7 +29,7 @@ def test_copies_are_paid_once() -> None:
 
 
 def test_a_work_limit_gives_a_valid_bound_and_always_the_same_plan() -> None:
-    problem = grid(9, 9, 8, 0)
+    problem = grid(7, 7, 6, 0)
     cut, full = solve(problem, work_limit=3e5), solve(problem)
     assert cut.cut and not cut.proven and problem.feasible(cut.choices)
     assert cut.lower_bound <= full.objective <= cut.objective

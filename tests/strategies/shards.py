@@ -22,6 +22,7 @@ from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies import Call, Operand, TensorMeta, local_form, op_strategy, own_collectives
 
 RANKS = (2, 3, 4)
+QUICK = {torch.float64, torch.float32, torch.int64, torch.bool}
 _MERGE = {"sum": sum, "avg": lambda p: sum(p) / len(p), "max": None, "min": None, "product": math.prod}
 
 
@@ -227,8 +228,17 @@ def _merge(pieces: list[torch.Tensor], placement: Any) -> torch.Tensor:
             return stacked.amax(0) if op == "max" else stacked.amin(0)
         return _MERGE[op](pieces)
     for piece in pieces[1:]:
-        torch.testing.assert_close(piece, pieces[0], rtol=0, atol=0, equal_nan=True)
+        assert_near(piece, pieces[0], 0)
     return pieces[0]
+
+
+def assert_near(found: Any, expected: Any, tolerance: float) -> None:
+    """``torch.testing.assert_close``, which takes 30 times as long as the quick comparisons that precede it."""
+    if isinstance(found, torch.Tensor) and isinstance(expected, torch.Tensor) and found.dtype == expected.dtype in QUICK:
+        same = found.shape == expected.shape and found.layout == expected.layout == torch.strided
+        if same and (torch.equal(found, expected) or torch.allclose(found, expected, tolerance, tolerance, equal_nan=True)):
+            return
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def check_mesh(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = None, mesh: tuple[int, ...] = (2, 2)) -> list[OpSpec]:
@@ -245,7 +255,7 @@ def check_mesh(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = Non
         try:
             results = run_spec(call, tensors, spec, mesh)
             for result, expected in zip(results, whole, strict=True):
-                torch.testing.assert_close(result, expected, rtol=close, atol=close, equal_nan=True)
+                assert_near(result, expected, close)
         except Exception as error:
             raise AssertionError(f"{op} on mesh {mesh}, {spec}: {type(error).__name__}: {error}") from error
     return list(strategy.specs)

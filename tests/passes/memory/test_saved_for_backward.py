@@ -90,7 +90,7 @@ def test_cost_and_memory_of_any_choice_agree_with_its_plan(mesh: Mesh) -> None:
     constraints = constraints_of(GRAPH, mesh, memory_limit=10**9)
     formulation = formulate(annotated, constraints)
     redone, again = 0, 0
-    for seed in range(8):
+    for seed in range(8 // mesh.ndim):
         choices = random_choices(formulation, seed)
         cost, peak = formulation.problem.evaluate(choices), formulation.problem.peak(choices)
         decision = _decision(GRAPH, formulation, choices)
@@ -107,7 +107,7 @@ def test_less_memory_costs_more() -> None:
     """Under falling limits the program stays within the limit, and at some point blocks are recomputed."""
     free = plan_graph(GRAPH, MESHES[0], Request(input_layouts="S(0)"))
     before, redone = free, 0
-    for share in (1.2, 0.9, 0.8):
+    for share in (0.9, 0.8):
         limit = int(share * sum(free.memory.values()))
         plan = plan_graph(GRAPH, MESHES[0], Request(input_layouts="S(0)", memory_limit=limit, time_limit=5))
         assert plan.objective >= before.lower_bound and plan.lower_bound >= free.lower_bound * (1 - 1e-9)

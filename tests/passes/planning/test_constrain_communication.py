@@ -37,7 +37,7 @@ def least_named(error: ConstraintError) -> int:
     return int(number.replace(",", ""))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=24, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(graphs(3), st.sampled_from([*MESHES[:3], SQUARE]), st.sampled_from(["time", "communication"]), st.floats(0, 1.2), st.data())
 def test_plans_within_a_limit_are_optimal(graph: PlanningGraph, mesh: Mesh, objective: str, share: float, data: st.DataObject) -> None:
     """Inputs are sharded, so that something is sent. If nothing fits, no plan sends less than the least that the error names."""

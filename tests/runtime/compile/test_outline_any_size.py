@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,8 @@ def inputs(n: int, layers: int) -> tuple[Any, ...]:
 
 def checked(function: Function, layers: int = LAYERS) -> tuple[tuple[int, ...], fx.GraphModule]:
     """Outlines the graph and compares results at four sizes: with the function's, and bit for bit with the graph before."""
-    module, before = traced(function, layers), traced(function, layers)
+    module = traced(function, layers)
+    before = fx.GraphModule(module, copy.deepcopy(module.graph))
     calls = outline(module)
     for n in (1, 2, 6, 9):
         given = inputs(n, layers)

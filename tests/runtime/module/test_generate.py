@@ -15,8 +15,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxshard
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 
 transformers = pytest.importorskip("transformers")
+Pair = tuple[nn.Module, Any]
+"""A model, and the same one sharded."""
+
 PROMPT = torch.arange(1, 17).view(2, 8)
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
 ENDS = {"vocab_size": 32, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -38,11 +45,16 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def pair(name: str, mesh: DeviceMesh, layers: int = 1, *sizes: int, **options: Any) -> tuple[nn.Module, Any]:
+def pair(name: str, mesh: DeviceMesh, layers: int = 1, *sizes: int, **options: Any) -> Pair:
     torch.manual_seed(0)
     model = MODELS[name](layers, *sizes).eval()
     sharded: Any = fxshard.parallelize(copy.deepcopy(model), (PROMPT,), mesh, train=False, compiler="eager", **options)
     return model, sharded
+
+
+@pytest.fixture(scope="module")
+def llama(mesh: DeviceMesh) -> Pair:
+    return pair("llama", mesh)
 
 
 def tokens(model: Any, count: int, **options: Any) -> torch.Tensor:
@@ -52,8 +64,8 @@ def tokens(model: Any, count: int, **options: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "beams"), [("llama", True), ("gpt2", False), pytest.param("gpt2", True, marks=pytest.mark.slow)])
-def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, beams: bool, mesh: DeviceMesh) -> None:
-    model, sharded = pair(name, mesh)
+def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, beams: bool, mesh: DeviceMesh, llama: Pair) -> None:
+    model, sharded = llama if name == "llama" else pair(name, mesh)
     for options in ({"do_sample": False}, {"do_sample": True}, *([{"num_beams": 2}] if beams else [])):
         before = len(sharded.forward.programs)
         options = {**options, "cache_implementation": "static"}
@@ -63,9 +75,9 @@ def test_a_static_cache_takes_a_prefill_and_a_decode_program(name: str, beams: b
 
 
 def test_a_dynamic_cache_takes_one_program_for_all_lengths(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
-    """Two layers. A second prompt length makes one more program, for all lengths; with a mask, which grows with the cache, there are
-    programs of its own for prompt and tokens. No layer counts in Python."""
-    model, sharded = pair("llama", mesh, layers=2)
+    """A second prompt length makes one more program, for all lengths; with a mask, which grows with the cache, there are programs of its
+    own for prompt and tokens. No layer counts in Python."""
+    model, sharded = pair("llama", mesh)
     with caplog.at_level(logging.WARNING, "fxshard"):
         assert torch.equal(tokens(sharded, 8), tokens(model, 8))
     assert not any("a Python number" in line for line in caplog.messages)
@@ -94,8 +106,8 @@ def test_a_sliding_window_counts_its_tokens(window: int, programs: int, mesh: De
     assert not any("a Python number" in line for line in caplog.messages)
 
 
-def test_attributes_that_generate_reads(mesh: DeviceMesh) -> None:
-    model, sharded = pair("llama", mesh)
+def test_attributes_that_generate_reads(llama: Pair) -> None:
+    model, sharded = llama
     assert inspect.signature(sharded.forward) == inspect.signature(model.forward)
     assert sharded.device == model.device and sharded.dtype == model.dtype
     output = sharded(PROMPT, use_cache=True)
@@ -104,11 +116,11 @@ def test_attributes_that_generate_reads(mesh: DeviceMesh) -> None:
 
 
 def test_output_layouts_name_tensors_of_a_cache_by_path(mesh: DeviceMesh) -> None:
-    model = MODELS["llama"](2).eval()
+    model, two = MODELS["llama"](2).eval(), fxshard.Mesh({"tp": 2})
     layouts = {"outputs['past_key_values'].layers[?].keys": "S(0)", "*.layers[1].values": "S(2)"}
-    with torch.no_grad():
-        plan = fxshard.plan(model, (PROMPT,), fxshard.Mesh({"tp": 2}), train=False, output_layouts=layouts)
-        cache = fxshard.simulate(model, (PROMPT,), plan).ranks["outputs[4]"]
+    graph = trace(model, (PROMPT,), train=False)
+    program = lower_plan(graph, plan_graph(graph, two, Request(train=False, output_layouts=layouts)))
+    cache = simulate_program(program, program_values(program, model, (PROMPT,))).ranks["outputs[4]"]
     assert cache[0].shape == (2, 2, 4, 8)
     with pytest.raises(fxshard.FxshardError, match=r"layers\[2\].keys"):
-        fxshard.plan(model, (PROMPT,), fxshard.Mesh({"tp": 2}), output_layouts={"outputs['past_key_values'].layers[2].keys": "S(0)"})
+        plan_graph(graph, two, Request(train=False, output_layouts={"outputs['past_key_values'].layers[2].keys": "S(0)"}))

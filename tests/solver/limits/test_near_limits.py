@@ -50,7 +50,7 @@ def test_without_work_there_is_still_a_plan_at_the_least_memory(transfers: bool)
         assert solution.lower_bound <= brute_force(problem) <= solution.objective
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(with_rows(hard=True, memory=True))
 def test_without_work_the_answer_is_still_right(problem: PlacementProblem) -> None:
     best = brute_force(problem)

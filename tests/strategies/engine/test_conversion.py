@@ -12,9 +12,15 @@ import torch
 from torch import nn
 
 import fxshard
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
+from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.strategies.engine import engine
 from fxshard.strategies.engine.conversion import commutes_with_conversion, has_reduction
-from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
+from fxshard.testing import assert_equal_to_one_device, one_device
+from fxshard.testing.random_plan import random_graph_plan
 from tests.strategies.samples import positive, real, whole, yes_no
 from tests.strategies.shards import check, spread
 
@@ -197,12 +203,13 @@ WHOLE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 def test_integers_from_a_sharded_contraction(name: str) -> None:
     torch.manual_seed(0)
     model, args, mesh = Rounded(WHOLE[name]), (real(5, 8),), fxshard.Mesh({"tp": 4})
-    reference = one_device(model, args, train=False)
+    reference, graph = one_device(model, args, train=False), trace(model, args, train=False)
     weight = {"linear.weight": "S(1)"}
-    plans = [fxshard.plan(model, args, mesh, train=False, pins=pins) for pins in (weight, weight | {"einsum": "P"})]
-    plans += [random_plan(model, args, mesh, seed=seed, train=False) for seed in range(5)]
+    plans = [plan_graph(graph, mesh, Request(train=False, pins=pins)) for pins in (weight, weight | {"einsum": "P"})]
+    plans += [random_graph_plan(annotate(graph, mesh), seed) for seed in range(5)]
     for plan in plans:
-        assert_equal_to_one_device(fxshard.simulate(model, args, plan), reference)
+        program = lower_plan(graph, plan)
+        assert_equal_to_one_device(simulate_program(program, program_values(program, model, args)), reference)
 
 
 def test_a_pending_sum_is_not_copied_into_an_integer_tensor() -> None:

@@ -13,12 +13,12 @@ import fxshard
 from fxshard.errors import TraceError
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.lowering.at_sizes import program_at
-from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values, sizes_of_call
 from fxshard.shapes import dynamic_dims
-from fxshard.testing import assert_equal_to_one_device, one_device, random_plan
+from fxshard.testing import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 
 F64 = torch.float64
@@ -39,11 +39,13 @@ def draw(*shape: int) -> Tensor:
 
 def equal(model: nn.Module, args: tuple[Any, ...], mesh: fxshard.Mesh, seeds: int = 2, **options: Any) -> fxshard.ShardingPlan:
     """Compares the solver's plan, made with ``options``, and random plans with one device; returns the solver's plan."""
-    reference = one_device(model, args, {})
-    plan = fxshard.plan(model, args, mesh, cache=False, **options)
+    reference, graph = one_device(model, args, {}), trace(model, args)
+    plan = plan_graph(graph, mesh, Request(cache=False, **options))
     assert not plan.fallbacks
-    for one in (plan, *(random_plan(model, args, mesh, seed=seed) for seed in range(seeds))):
-        assert_equal_to_one_device(fxshard.simulate(model, args, one), reference)
+    annotated = annotate(graph, mesh)
+    for one in (plan, *(random_graph_plan(annotated, seed) for seed in range(seeds))):
+        program = lower_plan(graph, one)
+        assert_equal_to_one_device(simulate_program(program, program_values(program, model, args)), reference)
     return plan
 
 
@@ -93,10 +95,11 @@ def test_the_hidden_size_of_each_gate_may_be_sharded() -> None:
 
 def test_dropout_between_layers_is_the_same_on_any_mesh() -> None:
     model, x = nn.GRU(3, 4, 2, dropout=0.5), draw(2, 3, 3)
-    found = []
+    graph, found = trace(model, (x,)), []
     for mesh in (fxshard.Mesh({"a": 1}), TWO, SQUARE):
+        program = lower_plan(graph, random_graph_plan(annotate(graph, mesh), 1))
         torch.manual_seed(3)
-        found.append(fxshard.simulate(model, (x,), random_plan(model, (x,), mesh, seed=1)).outputs[0])
+        found.append(simulate_program(program, program_values(program, model, (x,))).outputs[0])
     for one in found[1:]:
         torch.testing.assert_close(one, found[0], rtol=1e-9, atol=1e-12)
     model.eval()

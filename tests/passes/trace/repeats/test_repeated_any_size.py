@@ -40,10 +40,8 @@ def checked_of_any_size(model: nn.Module, args: Sequence[Any], paths: Sequence[s
     return graph
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_a_llama(train: bool, caplog: pytest.LogCaptureFixture) -> None:
-    model = Llama.small(layers=5).train(train)
-    checked_of_any_size(model, (TOKENS, TOKENS), ("args[0]", "args[1]"), (4, 16), train=train)
+def test_a_llama(caplog: pytest.LogCaptureFixture) -> None:
+    checked_of_any_size(Llama.small(layers=5), (TOKENS, TOKENS), ("args[0]", "args[1]"), (4, 16))
     assert traced_as_four(caplog) == "layers.0 to layers.4"
 
 
@@ -90,9 +88,10 @@ def with_other_lengths(self: Stack, x: Tensor) -> Tensor:
     return self.outer(x)
 
 
-def test_lengths_are_arguments(caplog: pytest.LogCaptureFixture) -> None:
-    model = Stack([Sized() for _ in range(LAYERS)], with_length)
-    checked_of_any_size(model, (real(4, 6, 8).float(),), ("args[0]",), (4, 6))
+@pytest.mark.parametrize("train", [True, False])
+def test_lengths_are_arguments(train: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model = Stack([Sized() for _ in range(LAYERS)], with_length).train(train)
+    checked_of_any_size(model, (real(4, 6, 8).float(),), ("args[0]",), (4, 6), train=train)
     assert traced_as_four(caplog) == "layers.1 to layers.6"  # the input of the first layer is a view
 
 
