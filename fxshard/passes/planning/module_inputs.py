@@ -6,12 +6,12 @@ module that read it in the forward, not on the value: other readers, a residual 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from torch import fx
 
 from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, producer
+from fxshard.passes.trace.returned import user_path
 
 Readers = tuple[tuple[str, int], ...]
 """(node, operand index) of each node of a module that reads a value from outside."""
@@ -33,5 +33,5 @@ def module_inputs(graph: PlanningGraph) -> Mapping[str, Mapping[str, Readers]]:
 def modules_of(node: fx.Node) -> tuple[str, ...]:
     """The names of the submodules in whose forward a node is, from the outermost."""
     stack = node.meta.get("nn_module_stack") or {} if node.op == "call_function" else {}
-    names = (re.sub(r"^[LG]\['\w+'\]\.?", "", path) for path, _ in stack.values())
+    names = (user_path(path) for path, _ in stack.values())
     return tuple(name for name in names if name)
