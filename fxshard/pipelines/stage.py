@@ -81,8 +81,8 @@ class ShardedStage(PipelineStage):
             found = self.submod(*given, **kwargs)
         results = found if isinstance(found, tuple) else (found,)
         parts = tuple(x.to_local() if isinstance(x, DTensor) else x for x in results)
-        if not self.is_last:  # mixed precision: neighbours agree on the dtypes of the model
-            parts = tuple(x.to(border.value.dtype) for border, x in zip(self.ends.outputs, parts, strict=True))
+        if not self.is_last:  # what the next stage has buffers for: contiguous, in the model's dtype even with mixed precision
+            parts = tuple(x.to(border.value.dtype).contiguous() for border, x in zip(self.ends.outputs, parts, strict=True))
         return parts if isinstance(found, tuple) else parts[0]
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:
