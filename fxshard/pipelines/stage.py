@@ -79,7 +79,10 @@ class ShardedStage(PipelineStage):
             given = tuple(border.distributed(x, self.inside) for border, x in zip(self.ends.inputs, args, strict=True))
         with self._pending():
             found = self.submod(*given, **kwargs)
-        parts = tuple(x.to_local() if isinstance(x, DTensor) else x for x in (found if isinstance(found, tuple) else (found,)))
+        results = found if isinstance(found, tuple) else (found,)
+        parts = tuple(x.to_local() if isinstance(x, DTensor) else x for x in results)
+        if not self.is_last:  # what the next stage has buffers for: contiguous, in the model's dtype even with mixed precision
+            parts = tuple(x.to(border.value.dtype).contiguous() for border, x in zip(self.ends.outputs, parts, strict=True))
         return parts if isinstance(found, tuple) else parts[0]
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:

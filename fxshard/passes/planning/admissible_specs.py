@@ -24,6 +24,14 @@ def admissible_specs(node: fx.Node, annotated: Annotated, constraints: Constrain
     pins = pins_of(node, constraints)
     requirements = [(pin.user_text, _gives(pin, output)) for pin, output in pins]
     want = constraints.specs.get(node.name)
+    for operand, pin in constraints.reads.get(node.name, ()):
+        if not any(pin.admits(s.inputs[operand]) for s in specs):
+            raise ConstraintError(
+                f"{pin.user_text} cannot hold: {node.name} ({_op(node)}) never reads its operand {operand} in such a layout",
+                where=user_location(node, annotated.graph),
+                remedy=f"it can read {', '.join(sorted({str(s.inputs[operand]) for s in specs})[:12])}",
+            )
+        requirements.append((pin.user_text, partial(_reads, pin, operand)))
     if not requirements and want is None:
         return specs
     for pin, output in pins:
@@ -73,6 +81,10 @@ def plan_pin_text(name: str, spec: object) -> str:
 
 def _gives(pin: Condition, output: int) -> Callable[[OpSpec], bool]:
     return lambda spec: pin.admits(spec.outputs[output])
+
+
+def _reads(pin: Condition, operand: int, spec: OpSpec) -> bool:
+    return pin.admits(spec.inputs[operand])
 
 
 def _is_spec(want: OpSpec, spec: OpSpec) -> bool:

@@ -334,6 +334,7 @@ def _requirements(annotated: Annotated, constraints: Constraints, limited: bool)
     found = [Requirement("value", name, one, one.user_text, name) for name, asked in constraints.values.items() for one in asked]
     found += [Requirement("result", k, one, one.user_text, returned[k].name) for k, asked in constraints.results.items() for one in asked]
     found += [Requirement("spec", name, spec, plan_pin_text(name, spec), name) for name, spec in constraints.specs.items()]
+    found += [Requirement("read", name, one, one[1].user_text, name) for name, asked in constraints.reads.items() for one in asked]
     for one in constraints.equal:
         first, *others = one.places
         found += [Requirement("equal", None, Equality((first, other), one.user_text), one.user_text, other.node) for other in others]
@@ -368,7 +369,11 @@ def _constraints_from(requirements: Sequence[Requirement]) -> Constraints:
             target[requirement.key] = (*target.get(requirement.key, ()), requirement.wanted)
     specs = {w.key: w.wanted for w in requirements if w.kind == "spec"}
     equal, limits = (tuple(w.wanted for w in requirements if w.kind == kind) for kind in ("equal", "communication"))
-    found = Constraints(values, results, specs, equal=equal, communication=limits)
+    reads: dict[str, tuple[tuple[int, Condition], ...]] = {}
+    for one in requirements:
+        if one.kind == "read":
+            reads[one.key] = (*reads.get(one.key, ()), one.wanted)
+    found = Constraints(values, results, specs, equal=equal, communication=limits, reads=reads)
     memory = [w.wanted for w in requirements if w.kind == "memory"]
     return dataclasses.replace(found, memory_limit=memory[0].memory_limit, optimizer=memory[0].optimizer) if memory else found
 

@@ -60,7 +60,8 @@ class Equality:
 @dataclass(frozen=True)
 class Constraints:
     """``values``: node (placeholder, call or getitem) -> conditions on its layout; ``results``: output index -> conditions on the layout in
-    which it is returned; ``specs``: node -> its required OpSpec (empty inputs leave them free)."""
+    which it is returned; ``specs``: node -> its required OpSpec (empty inputs leave them free); ``reads``: node -> conditions on the
+    layouts in which it reads operands, by their index."""
 
     values: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
     results: Mapping[int, tuple[Condition, ...]] = field(default_factory=dict)
@@ -71,6 +72,7 @@ class Constraints:
     optimizer: Optimizer = field(default_factory=Optimizer)
     recomputed: frozenset[str] = frozenset()
     """Blocks that must be recomputed, whether that saves memory or not."""
+    reads: Mapping[str, tuple[tuple[int, Condition], ...]] = field(default_factory=dict)
 
 
 def constraints_of(
@@ -106,7 +108,8 @@ def constraints_of(
     limit = None if memory_limit is None else int(read_size(memory_limit, "memory_limit"))
     kept = Optimizer.of(optimizer)
     redone = frozenset(pins.recomputed) if isinstance(pins, ShardingPlan) else frozenset()
-    return Constraints(reader.values, reader.results, specs, limit, tuple(reader.equal), tuple(reader.communication), kept, redone)
+    said = (tuple(reader.equal), tuple(reader.communication), kept, redone)
+    return Constraints(reader.values, reader.results, specs, limit, *said, reader.reads)
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,16 @@ class _Reader:
     results: dict[int, tuple[Condition, ...]] = field(default_factory=dict)
     equal: list[Equality] = field(default_factory=list)
     communication: list[Communication] = field(default_factory=list)
+    reads: dict[str, tuple[tuple[int, Condition], ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = Names(self.graph)
 
     def add(self, place: Place, condition: Condition) -> None:
-        if place.result is None:
+        if place.readers:
+            for node, operand in place.readers:
+                self.reads[node] = (*self.reads.get(node, ()), (operand, condition))
+        elif place.result is None:
             self.values[place.node] = (*self.values.get(place.node, ()), condition)
         else:
             self.results[place.result] = (*self.results.get(place.result, ()), condition)
@@ -255,6 +262,9 @@ class _Reader:
         places: dict[Place, None] = {}
         for name in equal.names:
             for named in self.names.find(name, "", str(equal)):
+                if any(place is not None and place.readers for place in named.places):
+                    what = f"{named.what} has no layout of its own: it stands for values that others read too"
+                    raise ConstraintError(what, where=str(equal), remedy="pin them, or name the values that the modules return")
                 if len(named.places) != 1:
                     what = f"{named.what} has {count_text(len(named.places), 'result')}"
                     raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")

@@ -241,7 +241,8 @@ class _Builder:
 
     def _unconstrained(self, node: fx.Node) -> bool:
         """Whether no constraint names the node."""
-        return not pins_of(node, self.constraints) and node.name not in self.constraints.specs
+        named = self.constraints.specs.keys() | self.constraints.reads.keys()
+        return not pins_of(node, self.constraints) and node.name not in named
 
     def _group(self, group: Group) -> None:
         """One variable for all nodes of a group; costs are their compute and the redistributions between them."""

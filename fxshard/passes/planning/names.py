@@ -14,17 +14,21 @@ import torch
 from fxshard.errors import ConstraintError, closest
 from fxshard.graph.objects import call_result_spec
 from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, outputs_of
+from fxshard.passes.planning.module_inputs import Readers, module_inputs
 
+INPUTS = "inputs"
 KINDS = "parameter, buffer, input, output, module or node"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the graph: result ``output`` of ``node``, or the model's output number ``result``."""
+    """A tensor of the graph: result ``output`` of ``node``, or the model's output number ``result``; with ``readers``, the tensor as these
+    operands of nodes."""
 
     node: str
     output: int = 0
     result: int | None = None
+    readers: Readers = ()
 
     def value(self, graph: PlanningGraph) -> torch.Tensor | None:
         return outputs_of(graph.by_name[self.node])[self.output]
@@ -43,7 +47,8 @@ class Named:
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a graph. A name or glob is looked up among inputs and outputs first, then modules, then nodes."""
+    """The names of a graph. A name or glob is looked up among inputs and outputs first, then modules, then nodes, then inputs of modules
+    (``layers.0.mlp.inputs``)."""
 
     graph: PlanningGraph
 
@@ -108,7 +113,20 @@ class Names:
             kept = [n for n in named if several or not nodes or is_tensor(self.graph.by_name[n.what])]
             if kept:
                 return kept
-        return ()
+        module, dot, last = name.rpartition(".")
+        return [n for key, n in self._module_inputs.items() if fnmatch.fnmatchcase(key, module)] if last == INPUTS and dot else ()
+
+    def names_inputs(self, name: str) -> bool:
+        """Whether a name, without an index at its end, means inputs of modules."""
+        found = self._find(re.sub(r"\[\d+\]$", "", name), several=True)
+        return any(place is not None and place.readers for named in found for place in named.places)
+
+    @cached_property
+    def _module_inputs(self) -> Mapping[str, Named]:
+        return {
+            module: Named(f"{module}.{INPUTS}", tuple(Place(value, readers=readers) for value, readers in values.items()))
+            for module, values in module_inputs(self.graph).items()
+        }
 
     @property
     def all(self) -> list[str]:

@@ -46,7 +46,7 @@ def note_calls(graph: fx.Graph) -> None:
         keys = tuple(f"{key} {path}" for key, (path, _) in stack.items())
         inside[node] = {keys[: k + 1] for k in range(len(keys))}
         for k, (path, _) in enumerate(stack.values()):
-            calls.setdefault(keys[: k + 1], (_user_path(path), []))[1].append(node)
+            calls.setdefault(keys[: k + 1], (user_path(path), []))[1].append(node)
     for call, (name, nodes) in calls.items():
         read = [n for n in nodes if any(call not in inside[user] for user in n.users)]
         values = [v for n in read for v in ([n] if _is_tensor(n) else [u for u in n.users if _is_tensor(u)])]
@@ -55,7 +55,7 @@ def note_calls(graph: fx.Graph) -> None:
                 graph.call_function(RETURNED, (list(dict.fromkeys(values)), name))
 
 
-def _user_path(path: str) -> str:
+def user_path(path: str) -> str:
     """``L['self'].layers.0`` -> ``layers.0``."""
     return re.sub(r"^[LG]\['\w+'\]\.?", "", path)
 

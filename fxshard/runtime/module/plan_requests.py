@@ -91,4 +91,9 @@ class PlanRequests:
         kept = {} if given is None or isinstance(given, ShardingPlan) else given
         others = [*(i.name for i in graph.inputs if i.kind != "parameter"), *builder.outputs]
         others += [*graph.returned, *(n.name for n in graph.nodes if n.op == "call_function")]
-        return {**{k: v for k, v in kept.items() if k not in parameters and any(fnmatch.fnmatchcase(n, k) for n in others)}, **own}
+
+        def counts(name: str) -> bool:
+            known = any(fnmatch.fnmatchcase(other, name) for other in others) or builder.names.names_inputs(name)
+            return known and name not in parameters
+
+        return {**{k: v for k, v in kept.items() if counts(k)}, **own}
