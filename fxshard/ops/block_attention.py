@@ -116,8 +116,9 @@ def block_attention_backward(
     dq, dk, dv = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     for part in _parts_of(q, k, offset, first, keys):
         of_rows = [t[..., part.row :, :] for t in (grad, q, out)]
+        own_lse = lse[..., part.row :].contiguous()  # kernels read it as such
         grads = sdpa_backward(
-            of_rows[0], of_rows[1], _seen(k, part), _seen(v, part), of_rows[2], lse[..., part.row :], None, part.causal, scale, enable_gqa
+            of_rows[0], of_rows[1], _seen(k, part), _seen(v, part), of_rows[2], own_lse, None, part.causal, scale, enable_gqa
         )
         dq[..., part.row :, :] += grads[0]
         dk[..., part.start : part.stop, :], dv[..., part.start : part.stop, :] = grads[1:]
