@@ -130,11 +130,13 @@ def _seen_by_last(queries: int, rows: int, keys: int) -> float:
 
 
 def _block_attention(matmuls: int, query: int) -> Flops:
-    """The same for the local form: a block of keys whose last queries, on the last rank, see all of it."""
+    """The same for the local form: a block of keys whose last queries, on the last rank, see all of it; half of it if blocks are dealt
+    head-to-tail, and the call says from which query on keys are seen."""
 
     def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
         q, k = inputs[query], inputs[query + 1]
         seen = q[-2] * k[-2] - (min(q[-2], k[-2]) ** 2 / 2 if k[-2] > q[-2] else 0)
+        seen *= 1.0 if call.arg(7 if query else 4) is None else 0.5
         return matmuls * 2.0 * math.prod(q[:-2]) * q[-1] * seen
 
     return flops

@@ -41,7 +41,8 @@ class Call:
     """One call of an operator on global tensors.
 
     ``op``: ``"aten.mm.default"``; ``args``/``kwargs``: as in the graph, tensors replaced by ``Operand(i)``, lists by
-    tuples; ``operands``: the tensor operands in order of occurrence; ``outputs``: None for an output that is not a tensor.
+    tuples; ``operands``: the tensor operands in order of occurrence; ``outputs``: None for an output that is not a tensor. ``any_size``:
+    whether some size of an operand is only an example of a dynamic one.
     """
 
     op: str
@@ -49,6 +50,7 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...]
     operands: tuple[TensorMeta, ...]
     outputs: tuple[TensorMeta | None, ...]
+    any_size: bool = False
 
     def arg(self, position: int, name: str | None = None, default: Any = None) -> Any:
         """Argument by position, or by keyword ``name``, or ``default``."""
@@ -70,7 +72,7 @@ class Call:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.op, self.args, self.kwargs, self.operands, self.outputs))
+        return hash((self.op, self.args, self.kwargs, self.operands, self.outputs, self.any_size))
 
     def __hash__(self) -> int:
         return self._hash

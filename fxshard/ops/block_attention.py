@@ -8,12 +8,12 @@ logsumexp, as in FlashAttention (Dao et al., 2022) and ring attention (Liu et al
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from fxshard.ops.attention import lse_dtype, sdpa, sdpa_backward
-from fxshard.ops.kernels import operator
+from fxshard.ops.kernels import ALLOCATIONS, operator
 
 
 class Part(NamedTuple):
@@ -116,8 +116,9 @@ def block_attention_backward(
     dq, dk, dv = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     for part in _parts_of(q, k, offset, first, keys):
         of_rows = [t[..., part.row :, :] for t in (grad, q, out)]
+        own_lse = lse[..., part.row :].contiguous()  # kernels read it as such
         grads = sdpa_backward(
-            of_rows[0], of_rows[1], _seen(k, part), _seen(v, part), of_rows[2], lse[..., part.row :], None, part.causal, scale, enable_gqa
+            of_rows[0], of_rows[1], _seen(k, part), _seen(v, part), of_rows[2], own_lse, None, part.causal, scale, enable_gqa
         )
         dq[..., part.row :, :] += grads[0]
         dk[..., part.start : part.stop, :], dv[..., part.start : part.stop, :] = grads[1:]
@@ -128,3 +129,26 @@ block_attention.register_fake(
     lambda q, k, v, *_: (q.new_empty([*q.shape[:-1], v.shape[-1]]), q.new_empty(q.shape[:-1], dtype=lse_dtype(q)))
 )
 block_attention_backward.register_fake(lambda grad, q, k, v, *_: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)))
+
+
+def _most(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, offset: torch.Tensor | None, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``block_attention`` allocates if all keys are seen, and the diagonal is a part of its own."""
+    scale, enable_gqa = rest[-2:]
+    out, lse = sdpa(q, k, v, None, False, scale, enable_gqa)
+    if offset is not None:
+        square = min(q.shape[-2], k.shape[-2])
+        out, lse = merge_attention(out, lse, *sdpa(q, k[..., :square, :], v[..., :square, :], None, True, scale, enable_gqa))
+    return out.to(q.dtype), lse
+
+
+def _most_of_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    totals = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    for total, share in zip(totals, sdpa_backward(grad, q, k, v, out, lse, None, False, *rest[-2:]), strict=True):
+        total += share
+    return totals
+
+
+ALLOCATIONS[torch.ops.fxshard.block_attention.default] = _most
+ALLOCATIONS[torch.ops.fxshard.block_attention_backward.default] = _most_of_backward

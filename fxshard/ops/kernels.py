@@ -17,6 +17,10 @@ KERNELS: dict[Any, Kernel] = {
 """Operator -> its implementation by operators of the device; ``fxshard.ops`` adds its own."""
 
 
+ALLOCATIONS: dict[Any, Kernel] = {}
+"""Operators whose steps depend on values -> operators of the device that allocate what they may need at most, to count memory."""
+
+
 def operator(fake: Callable[..., Any]) -> Callable[[K], K]:
     """Makes a function the kernel of a new operator ``fxshard::<its name>``, with its signature as the schema.
 

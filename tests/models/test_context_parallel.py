@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
@@ -10,11 +12,13 @@ import torch
 
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.trace.trace import trace
+from fxshard.plans.plan_data import OpSpec
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.simulate.simulate import Simulation, simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_device
-from tests.models.context_parallel import gathered, inputs, plan_of, ring, traced
+from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced
 
 MESHES = ({"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2})
 LENGTHS = (48, 7, 3)
@@ -61,3 +65,19 @@ def test_ring(mesh: dict[str, int], length: int, causal: bool) -> None:
         assert Counter((c.kind, c.axis, c.shape) for c in result.collectives) == want
         sent = {kind: sum(c.bytes for c in plan.collectives if c.kind == kind) for kind, _, _ in want}
         assert sent == {kind: sum(c.bytes for c in program.collectives if c.kind == kind) for kind, _, _ in want}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", [ring, gathered])
+def test_rounding_is_that_of_one_device(dtype: torch.dtype, wanted: Callable[[OpSpec, int], bool]) -> None:
+    """Blocks are added up in float32; errors are those of gradients against float64, in the Frobenius norm."""
+    torch.manual_seed(0)
+    model, (x,) = CausalAttention().to(dtype), inputs(48)
+    args = (x.to(dtype),)
+    own, exact = one_device(model, args), one_device(copy.deepcopy(model).double(), (args[0].double(),))
+    graph = trace(model, args, train=True)
+    program = lower_plan(graph, plan_of(graph, Mesh({"a": 4}), wanted, 0))
+    result = simulate_program(program, program_values(program, model, args))
+    for name, grad in exact.grads.items():
+        mine, alone = (float((found.grads[name].double() - grad).norm()) for found in (result, own))
+        assert mine <= 2 * alone, name

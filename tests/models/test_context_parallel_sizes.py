@@ -18,6 +18,8 @@ from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import lower_plan
 from fxshard.passes.trace.trace import trace
 from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values, sizes_of_call
 from fxshard.shapes import dynamic_dims
@@ -33,12 +35,19 @@ def of_any_length(uneven: bool) -> tuple[nn.Module, PlanningGraph]:
     return model, trace(model, inputs(48), dynamic=dims)
 
 
+def shifted(subject: ShardingPlan | ShardedProgram) -> int:
+    """Bytes sent around rings, at the example's sizes."""
+    return sum(c.bytes for c in subject.collectives if c.kind == "shift")
+
+
 @pytest.mark.parametrize("wanted", [gathered, ring])
 @pytest.mark.parametrize(("uneven", "lengths"), [(True, (48, 12, 7, 3)), (False, (48, 12, 60))])
 def test_one_program_for_all_lengths(wanted: Callable[[OpSpec, int], bool], uneven: bool, lengths: tuple[int, ...]) -> None:
     model, graph = of_any_length(uneven)
     for seed, mesh in enumerate(({"a": 3}, {"a": 2, "b": 2})):
         program = lower_plan(graph, plan_of(graph, Mesh(mesh), wanted, seed))
+        assert "zigzag" not in {c.kind for c in program.plan.collectives}, "not all lengths can be dealt head-to-tail"
+        assert shifted(program.plan) == shifted(program)
         for length in lengths:
             sizes = sizes_of_call(program, inputs(length), {})
             assert program.refuses(sizes) is None, program.guards

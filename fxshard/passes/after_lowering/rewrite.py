@@ -37,7 +37,7 @@ class Emitter:
     ``half``: the nodes of one half of the step; new nodes are added to it if ``place`` is in it.
     """
 
-    def __init__(self, graph: fx.Graph, place: fx.Node, turn: int | None = None, half: set[fx.Node] | None = None) -> None:
+    def __init__(self, graph: fx.Graph, place: fx.Node, turn: float | None = None, half: set[fx.Node] | None = None) -> None:
         self.graph, self.place, self.new = graph, place, NodeMaker(graph)
         self.half = half if half is not None and place in half else set[fx.Node]()
         self.kept = {k: place.meta[k] for k in INHERITED_META if k in place.meta}

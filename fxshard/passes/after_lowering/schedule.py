@@ -43,7 +43,7 @@ class IssuePoint:
     """Issue the ``number``-th collective of a local graph before the first operator whose turn is greater than ``turn``."""
 
     number: int
-    turn: int
+    turn: float
 
 
 def schedule(program: ShardedProgram) -> ShardedProgram:
@@ -133,7 +133,7 @@ def delay_waits(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def _issue_points(nodes: Sequence[fx.Node], numbers: dict[fx.Node, int], mesh: Mesh) -> list[IssuePoint]:
     """The new positions of the collectives among ``nodes`` of the first rank's graph, in order."""
-    turn, found = -1, []
+    turn, found = -1.0, []
     for node in advance_collectives(nodes, mesh):
         if is_collective(node):
             found.append(IssuePoint(numbers[node], turn))
@@ -209,7 +209,7 @@ class _Pending:
         return [node for node, time in self.timed.items() if time <= 0]
 
 
-def with_collectives_at(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, int]]) -> list[fx.Node]:
+def with_collectives_at(nodes: Sequence[fx.Node], begins: Sequence[tuple[fx.Node, float]]) -> list[fx.Node]:
     """``nodes`` with each (collective, turn) of ``begins`` moved to its position, in that order, with the operands that it needs."""
     moved = {node for node, _ in begins}
     order: dict[fx.Node, None] = {}

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.dtensor.packed import PackedShard
-from fxshard._torch_compat.sizes.symbols import GuardRefused, refusing_guards, shape_env_of
+from fxshard._torch_compat.sizes.symbols import GuardRefused, is_symbolic, refusing_guards, shape_env_of
 from fxshard.errors import RuleError, SizesError
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
@@ -87,7 +87,7 @@ def annotate(
     ``sampled``: the sizes over which prices are averaged, by default the graph's own; ``largest``: the sizes for which memory is counted.
     Specs are legal at all of these. Raises SizesError for sizes that violate the trace's guards.
     """
-    found = _annotated(graph, mesh)
+    found = _annotated(graph, mesh, graph.family)
     if graph.family is None:
         return found
     family, example = graph.family, tuple(graph.family.example.items())
@@ -111,7 +111,7 @@ def at_sizes(graph: PlanningGraph, mesh: Mesh, sizes: Mapping[str, int]) -> Anno
     """The graph at other sizes of its dynamic dims, by name, with the specs that are legal there."""
     assert graph.family is not None
     sizes = graph.family.with_derived(sizes)
-    found = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh)
+    found = _annotated(replace(graph, module=graph.family.at(sizes), family=None), mesh, graph.family)
     return replace(found, sizes=tuple((dim.name, sizes[dim.name]) for dim in graph.family.dims))
 
 
@@ -266,8 +266,8 @@ def _enlarged(sizes: Mapping[str, int], family: GraphFamily, mesh: Mesh) -> dict
     return dict(sizes) if first_broken(family.guards, family.with_derived(larger)) else larger
 
 
-def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
-    calls = _calls(graph)
+def _annotated(graph: PlanningGraph, mesh: Mesh, family: GraphFamily | None) -> Annotated:
+    calls = _calls(graph, () if family is None else _with_symbols(family))
     late = graph.run_time_causes
     reductions = pending_reductions(graph, {name: call for name, call in calls.items() if name not in late})
     specs: dict[str, tuple[OpSpec, ...]] = {}
@@ -300,10 +300,18 @@ def _annotated(graph: PlanningGraph, mesh: Mesh) -> Annotated:
     return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
 
 
-def _calls(graph: PlanningGraph) -> dict[str, Call]:
-    """The calls of a graph; equal calls are one object, so that later look-ups need not compare them."""
+def _calls(graph: PlanningGraph, of_any_size: Collection[str]) -> dict[str, Call]:
+    """The calls of a graph; equal calls are one object, so that later look-ups need not compare them. ``of_any_size``: the nodes with a
+    dynamic size."""
     known: dict[Call, Call] = {}
-    return {name: known.setdefault(call, call) if call.is_hashable else call for name, call in calls_of(graph).items()}
+    found = {name: replace(call, any_size=True) if name in of_any_size else call for name, call in calls_of(graph).items()}
+    return {name: known.setdefault(call, call) if call.is_hashable else call for name, call in found.items()}
+
+
+def _with_symbols(family: GraphFamily) -> frozenset[str]:
+    """The nodes that read a tensor with a symbolic size."""
+    calls = (n for n in family.module.graph.nodes if n.op == "call_function")
+    return frozenset(n.name for n in calls if any(is_symbolic(size) for value in _values(n) for size in value.shape))
 
 
 def pending_reductions(graph: PlanningGraph, calls: Mapping[str, Call]) -> dict[str, frozenset[str]]:

@@ -59,7 +59,9 @@ class Context:
         return self.issued[-1]
 
     def arrived(self, started: fx.Node) -> fx.Node:
-        return wait(self.local, started)
+        result = wait(self.local, started)
+        self.local.next_part()
+        return result
 
     def item(self, node: fx.Node, index: int) -> fx.Node:
         return self.local.item(node, index)

@@ -39,6 +39,8 @@ CPU_SHAPES = frozenset(
 )
 """Operators that are evaluated on CPU fakes, because their meta kernels give other shapes: statistics have 0 elements on CPU, C on meta."""
 
+SMALLEST_PART = 2.0**-20
+"""One step of a local form, as a part of its node's turn."""
 INHERITED_META = ("stack_trace", "partitioner_tag", "recompute", "ac_graph_id", "seq_nr")
 """Metadata that a local node inherits from its planning node."""
 
@@ -177,8 +179,8 @@ call_prefix = cached_by_target(name_of_call)
 class LocalGraph:
     """A local graph under construction; the rank at ``coordinate`` represents its size class.
 
-    ``turn``: the index in the planning graph of the node that is being lowered. Nodes keep it in ``meta["turn"]``, so that the graphs of
-    all size classes can be reordered alike.
+    ``turn``: the index in the planning graph of the node that is being lowered, and ``part``, below 1, the progress of a local form that
+    communicates in steps. Nodes keep their sum in ``meta["turn"]``, so that the graphs of all size classes can be reordered alike.
     """
 
     def __init__(self, mesh: Mesh, coordinate: tuple[int, ...], known: Values = NUMBERS) -> None:
@@ -186,7 +188,7 @@ class LocalGraph:
         self._local_shapes: dict[Hashable, tuple[int, ...]] = {}
         self.graph = fx.Graph()
         self._new = NodeMaker(self.graph)
-        self.turn = 0
+        self.turn, self.part = 0, 0.0
         self.origin = None
         self._axis_index: dict[int, fx.Node] = {}
         self._offsets: dict[tuple[Any, tuple[int, ...]], fx.Node] = {}
@@ -225,7 +227,7 @@ class LocalGraph:
 
     def _with_meta(self, node: fx.Node, value: Any) -> fx.Node:
         """Sets the value and inherited metadata of the new ``node``."""
-        node.meta.update(self._kept, val=value, turn=self.turn)
+        node.meta.update(self._kept, val=value, turn=self.turn + self.part)
         if self._recorded is not None:
             self._recorded.append(node)
         return node
@@ -247,7 +249,13 @@ class LocalGraph:
             self._emitted[place] = objects, Recording.of(operands, nodes, result)
         return result
 
-    def _replayed(self, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+    def next_part(self) -> None:
+        """What is emitted from now on belongs to a later step of the local form."""
+        self.part += SMALLEST_PART
+        assert self.part < 1, "too many steps"
+
+    def _replayed(self, target: Any, args: Any, kwargs: Any, value: Any, part: float) -> fx.Node:
+        self.part = part
         return self._with_meta(self._new("call_function", target, args, kwargs, call_prefix(target)), value)
 
     @contextlib.contextmanager

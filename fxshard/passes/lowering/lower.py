@@ -248,7 +248,7 @@ class _Lowering:
             if node.op == "placeholder":
                 self._placeholder(node)
         for turn, node in enumerate(self.graph.nodes):
-            self.local.origin, self.local.turn = node, turn
+            self.local.origin, self.local.turn, self.local.part = node, turn, 0.0
             if node.op == "call_function" and not is_getitem(node):
                 self._call(node)
             elif node.op == "output":

@@ -18,12 +18,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Recording:
-    """``calls``: (target, args, kwargs, value) of each node in order; in these and in ``result``, a ``Place`` stands for each node.
+    """``calls``: (target, args, kwargs, value, part of its turn) of each node in order; in these and in ``result``, a ``Place`` stands for
+    each node.
 
     Earlier nodes that are not operands, such as an axis index, stay as they are.
     """
 
-    calls: tuple[tuple[Any, Any, Any, Any], ...]
+    calls: tuple[tuple[Any, Any, Any, Any, float], ...]
     result: Any
 
     @staticmethod
@@ -32,14 +33,16 @@ class Recording:
         places: dict[fx.Node, Place] = {}
         for node in (*operands, *nodes):
             places.setdefault(node, Place(len(places)))
-        calls = tuple((n.target, _with_places(n.args, places), _with_places(n.kwargs, places), n.meta["val"]) for n in nodes)
+        calls = tuple(
+            (n.target, _with_places(n.args, places), _with_places(n.kwargs, places), n.meta["val"], n.meta["turn"] % 1) for n in nodes
+        )
         return Recording(calls, _with_places(result, places))
 
-    def replay(self, operands: Sequence[fx.Node], emit: Callable[[Any, Any, Any, Any], fx.Node]) -> Any:
-        """The result on other operands; ``emit`` makes a node of a target, args, kwargs and value."""
+    def replay(self, operands: Sequence[fx.Node], emit: Callable[[Any, Any, Any, Any, float], fx.Node]) -> Any:
+        """The result on other operands; ``emit`` makes a node of a target, args, kwargs, value and part of its turn."""
         nodes = list(dict.fromkeys(operands))
-        for target, args, kwargs, value in self.calls:
-            nodes.append(emit(target, _with_nodes(args, nodes), _with_nodes(kwargs, nodes), value))
+        for target, args, kwargs, value, part in self.calls:
+            nodes.append(emit(target, _with_nodes(args, nodes), _with_nodes(kwargs, nodes), value, part))
         return _with_nodes(self.result, nodes)
 
 

@@ -28,7 +28,7 @@ from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.layout.redistribution import PathTable, Step, walk
 from fxshard.mesh.mesh import Mesh
-from fxshard.ops.kernels import KERNELS
+from fxshard.ops.kernels import ALLOCATIONS, KERNELS
 from fxshard.passes.lowering.context import Context
 from fxshard.passes.lowering.emit import emit_step, takes_all_at_once
 from fxshard.passes.lowering.local_graph import FAKES, LocalGraph
@@ -287,7 +287,7 @@ def _peak_of_run(graph: fx.Graph, dies: Sequence[bool], results: Iterable[fx.Nod
             for node in graph.nodes:
                 if node not in env:
                     args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                    env[node] = KERNELS.get(node.target, node.target)(*args, **kwargs)
+                    env[node] = (ALLOCATIONS.get(node.target) or KERNELS.get(node.target, node.target))(*args, **kwargs)
             return [env[n] for n in results]
 
         return peak_bytes(run, [*((env[n], d) for n, d in zip(ends, dies, strict=True))])

@@ -12,18 +12,19 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from fxshard._torch_compat.sizes.symbols import surely
+from fxshard._torch_compat.sizes.symbols import is_symbolic
 from fxshard.graph.call import Call
-from fxshard.strategies.engine.factors import known_equal
 from fxshard.strategies.engine.local import LocalContext
 
 aten = torch.ops.aten
 
 
 def is_balanced(call: Call, query: int, causal: bool, ranks: int) -> bool:
-    """Whether 2 n blocks of equal length make up queries and keys; otherwise late ranks work longer."""
+    """Whether 2 n blocks of equal length make up queries and keys; otherwise late ranks work longer. Dynamic sizes may be of any length."""
+    if call.any_size or any(is_symbolic(size) for meta in call.operands for size in meta.shape):
+        return False
     length, keys = (call.operands[i].shape[2] for i in (query, query + 1))
-    return causal and ranks > 1 and known_equal(length, keys) and bool(surely(length % (2 * ranks) == 0))
+    return causal and ranks > 1 and length == keys and length % (2 * ranks) == 0
 
 
 def halves_shape(shape: Sequence[int], dim: int) -> tuple[int, ...]:

@@ -75,3 +75,28 @@ def test_scores_are_sharded_by_batch_heads_and_queries() -> None:
     for name in softmax:
         outputs = {str(layout) for spec in annotated.specs[name] for layout in spec.outputs}
         assert {"S(0)", "S(1)", "S(2)"} <= outputs, name
+
+
+@pytest.mark.parametrize(
+    ("mask", "biased", "one_node"),
+    [("causal", False, True), (None, False, True), ("causal", True, False), ("window", False, False), ("no key", False, False)],
+)
+def test_a_causal_mask_or_none_is_one_node(mask: str | None, biased: bool, one_node: bool) -> None:
+    """It then has no scores in memory, and the sequence can be sharded."""
+    args = (real(B, H, S, D), real(B, 2, S, D, seed=1), real(B, 2, S, D, seed=2))
+    model = Attends(mask, biased, False)
+    graph = trace(model, args)
+    names = [str(n.target) for n in graph.module.graph.nodes]
+    assert ("fxshard.sdpa.default" in names) == one_node
+    result = simulated(graph, TWO, model, args, plan=3)
+    wanted = Attends(mask, biased, True)(*args)
+    torch.testing.assert_close(torch.utils._pytree.tree_leaves(result.outputs)[0], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_mask_written_the_other_way_round() -> None:
+    args = (real(B, H, S, D), real(B, H, S, D, seed=1), real(B, H, S, D, seed=2))
+    for function, causal in ((lambda b, h, q, k: k <= q, True), (lambda b, h, q, k: q <= k, False), (lambda b, h, q, k: k >= q, False)):
+        model = Attends(None, False, False)
+        model.blocks = create_block_mask(function, None, None, S, S, device="cpu")
+        graph = trace(model, args)
+        assert ("fxshard.sdpa.default" in [str(n.target) for n in graph.module.graph.nodes]) == causal
