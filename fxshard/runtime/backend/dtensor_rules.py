@@ -29,8 +29,20 @@ from fxshard.strategies.engine.engine import op_strategy
 from fxshard.strategies.engine.registry import lookup, rule_names
 
 UNSUITABLE = (torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-WITHOUT_DROPOUT = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
-"""Tagged as random, but torch calls them only without dropout."""
+AS_ANY = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._ctc_loss.default,
+    torch.ops.aten.linalg_lstsq.default,
+)
+"""Tagged as random or with sizes that depend on data; but torch calls the first only without dropout, and the others' sizes are known."""
+REPLICATED = (
+    *("aten::_chunk_cat", "aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate"),
+    *("aten::linspace.Tensor_Tensor", "aten::linspace.Tensor_Scalar", "aten::linspace.Scalar_Tensor"),
+    *("aten::logspace.Tensor_Tensor", "aten::logspace.Tensor_Scalar", "aten::logspace.Scalar_Tensor"),
+    *("aten::linalg_lstsq", "aten::segment_reduce", "aten::hash_tensor", "aten::_ctc_loss", "aten::_ctc_loss.Tensor"),
+    *("aten::histogram.bin_ct", "aten::histogram.bins_tensor"),
+)
+"""Operators without a rule of ours, of which DTensor has no decomposition, or one that fails."""
 Option = tuple[list[Placement | None], list[Placement | None]]
 """Placements of the results and of the arguments, on one axis."""
 
@@ -45,8 +57,8 @@ def operators_without_rule() -> Iterator[OpOverload]:
     known = dtensor_operators()
     ruled = [find_operator(name.replace(".", "::", 1)) for name in rule_names() if name not in known]
     decomposed = [op for op in planning_decompositions() if str(op) not in known and not dtensor_has_rule(op)]
-    for op in dict.fromkeys((*ruled, *decomposed)):
-        if op is None or (any(tag in op.tags for tag in UNSUITABLE) and op not in WITHOUT_DROPOUT):
+    for op in dict.fromkeys((*ruled, *decomposed, *map(find_operator, REPLICATED))):
+        if op is None or (any(tag in op.tags for tag in UNSUITABLE) and op not in AS_ANY):
             continue
         if _is_suitable(op):
             yield op

@@ -1,4 +1,4 @@
-"""torch's loss_parallel() around and within compiled functions and parallelized modules: the loss and gradients of one device, in float64."""
+"""loss_parallel() of torch with compiled functions and parallelized modules: the loss and gradients of one device, in float64."""
 
 from __future__ import annotations
 
