@@ -177,7 +177,7 @@ class _Replacement:
             raise TraceError(what, where=source_line(call.node), remedy="pad the shards to one size")
 
     def _row_of_output(self, node: fx.Node) -> fx.Node:
-        with _inserting(self.graph, node):
+        with _inserting(self.graph, node, self.graph.output_node().prev):
             stack = self.graph.call_function(stack_of, (node, self.mesh.size(), self.by_row, self.axes))
             return self.graph.call_function(handed_out, (stack, self.by_row, self.axes, "local"))
 
@@ -186,7 +186,7 @@ class _Replacement:
         value = leaf.meta.get("example_value") if isinstance(leaf, fx.Node) and leaf.op != "placeholder" else None
         if not self.calls or not isinstance(value, DTensor) or any(type(p) not in (Shard, Replicate) for p in value.placements):
             return leaf
-        with _inserting(self.graph, leaf):
+        with _inserting(self.graph, leaf, self.graph.output_node().prev):
             placed = torch.ops.fxshard.placed.default
             return self.graph.call_function(placed, (leaf, str(Layout(value.placements)), self.axes, False))
 
