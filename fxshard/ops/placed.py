@@ -13,8 +13,9 @@ import torch
 
 
 @torch.library.custom_op("fxshard::placed", mutates_args=())
-def placed(x: torch.Tensor, layout: str, axes: str, declared: bool) -> torch.Tensor:
-    """``x`` in ``layout``. ``declared``: whether the model declares that a local tensor is this shard, rather than asks for it."""
+def placed(x: torch.Tensor, layout: str, axes: str, declared: bool, kept: bool = False) -> torch.Tensor:
+    """``x`` in ``layout``. ``declared``: whether the model declares that a local tensor is this shard, rather than asks for it. ``kept``:
+    whether operators must read it in this layout, where they can."""
     return x.clone()
 
 
@@ -30,5 +31,5 @@ def _unchanged(x: torch.Tensor, *_: Any) -> torch.Tensor:
 
 placed.register_fake(_unchanged)
 handed_out.register_fake(_unchanged)
-placed.register_autograd(lambda ctx, grad: (grad, None, None, None))
+placed.register_autograd(lambda ctx, grad: (grad, None, None, None, None))
 handed_out.register_autograd(lambda ctx, grad: (grad, None))

@@ -25,7 +25,7 @@ from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.overlap import Windows
 from fxshard.passes.annotation.packing import packings_of, packs_of
 from fxshard.passes.annotation.prices import Prices
-from fxshard.passes.trace.named_layouts import PLACED, named_specs
+from fxshard.passes.trace.named_layouts import PLACED, kept_specs, named_specs
 from fxshard.passes.trace.regions import region_specs
 from fxshard.plans.plan_data import WRITTEN_OUT, Fallbacks, OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -291,7 +291,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh, family: GraphFamily | None) -> 
                 strategy = _replicated(call, mesh, late[node.name])
             else:
                 strategy = op_strategy(call, mesh, reductions[node.name], packs_of(node, packable))
-            specs[node.name] = named_specs(node, mesh, strategy.specs) if node.target is PLACED else strategy.specs
+            specs[node.name] = (named_specs if node.target is PLACED else kept_specs)(node, mesh, strategy.specs)
             if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))
             if call.op == "fxshard.dropout.default" and call.arg(4, "inside", ""):

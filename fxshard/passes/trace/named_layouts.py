@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import LayoutError, TraceError
-from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, source_line
+from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, producer, source_line
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
@@ -85,7 +85,7 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
             known[node] = _Known(axes=mesh, from_dtensor=bool(mesh) and end is not None and end.kind == "input")
         elif node.target is PLACED:
             axes = str(node.args[2]) or axes or _only_mesh(meshes, node)
-            node.args = (*node.args[:2], axes, node.args[3])
+            node.args = (*node.args[:2], axes, *node.args[3:])
             if _declares_shard(node, before[0]):
                 end = inputs.get(getattr(node.args[0], "name", ""))
                 if end is None or end.kind != "input":
@@ -102,7 +102,7 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
 
 def _declares_shard(node: fx.Node, before: _Known) -> bool:
     """Whether ``from_local`` takes a value that is whole on every rank as this rank's part."""
-    _, layout, _, declared = node.args
+    layout, declared = node.args[1], node.args[3]
     parsed = Layout.parse(str(layout))
     if declared and parsed.has_partial:
         what = "from_local declares a partial sum: each rank's own values are added up, and a plan has one whole value instead"
@@ -156,8 +156,16 @@ def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpS
     return found
 
 
+def kept_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpSpec, ...]:
+    """The ``specs`` of a node that read values which are kept in a layout (``placed``) in it; all of them if none does."""
+    sources = [producer(operand)[0] for operand in operands(node)]
+    kept = [(i, _wanted(one, mesh)) for i, one in enumerate(sources) if one.target is PLACED and one.args[4:] == (True,)]
+    found = tuple(s for s in specs if all(s.inputs[i][axis] == p for i, wanted in kept for axis, p in wanted.items()))
+    return found or tuple(specs)
+
+
 def _wanted(node: fx.Node, mesh: Mesh) -> dict[int, Placement]:
-    _, layout, axes, _ = node.args
+    layout, axes = node.args[1:3]
     named = placements_on_mesh(node, str(layout), str(axes), mesh, "the model redistributes for")
     try:
         return {mesh.axis(axis): normalised_placement(p, node.meta["val"].dim(), node.name) for axis, p in named.items()}

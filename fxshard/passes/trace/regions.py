@@ -149,4 +149,5 @@ def _check_inside(node: fx.Node, source: fx.Node) -> None:
     if node.target in RANDOM or "c10d" in str(node.target):
         kind = "draws random numbers" if node.target in RANDOM else "communicates"
         remedy = "draw before the region and pass the numbers" if node.target in RANDOM else "leave the result Partial, the plan reduces it"
-        raise TraceError(f"{node.target} {kind} in a local_map region", where=source_line(node), remedy=remedy)
+        what = f"{node.target} {kind} in a local_map region, or between to_local and from_local"
+        raise TraceError(what, where=source_line(node), remedy=remedy)

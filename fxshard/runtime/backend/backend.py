@@ -14,14 +14,13 @@ and the log says so.
 
 Limits of Dynamo, which apply before this backend sees a graph:
 
-- With DTensor parameters or inputs, Dynamo first runs DTensor's own sharding propagation, which fails for operators that DTensor lacks.
-  Plain tensors beside DTensors (rotary tables from ``torch.arange``, plain inputs and buffers) need
-  ``torch.distributed.tensor.experimental.implicit_replication()``; scaled_dot_product_attention on the CPU needs
-  ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``. Both affect that propagation only; what runs is fxshard's plan.
-  With both, a Llama with DTensor parameters is one graph. A batch that the mesh does not divide fails where dims are
-  flattened, as does any operator without a DTensor strategy; ``fxshard.parallelize`` does not have that limit.
-- A compiled graph may not call DTensor's API (``from_local``, ``to_local``, ``redistribute``, ...), as the hooks of torch's parallel
-  styles do: ``fxshard.parallelize_module`` captures these.
+- With DTensor parameters or inputs, Dynamo first runs DTensor's own sharding propagation. Operators that DTensor lacks get fxshard's rules
+  when this module is imported (``dtensor_rules``). Plain tensors beside DTensors (rotary tables from ``torch.arange``, plain inputs and
+  buffers) need ``torch.distributed.tensor.experimental.implicit_replication()``, which affects that propagation only; what runs is
+  fxshard's plan. A batch that the mesh does not divide fails where dims are flattened; ``fxshard.parallelize`` does not have that limit.
+
+Calls of DTensor's API (``from_local``, ``to_local``, ``redistribute``, ...), as in the hooks of torch's parallel styles, become layouts of
+the plan and regions on local tensors (``local_parts``; docs/compiled-dtensors.md).
 
 Without the option ``mesh`` a call runs on the mesh of the DTensors in its graph, else on that of ``with device_mesh:`` around it, else
 on the default process group as one axis. Outputs that are views of an input, or of another output, are views. docs/torch-compile.md

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.dtensor.rules import dtensor_has_rule, dtensor_operators, is_spec
 from fxshard._torch_compat.fakes import FakeTensorMode
-from fxshard._torch_compat.operators import find_operator, is_composite, schema_of
+from fxshard._torch_compat.operators import is_composite, schema_of
 from fxshard.graph.call import call_of
 from fxshard.graph.planning_graph import outputs_of
 from fxshard.mesh.mesh import Mesh
@@ -29,8 +29,20 @@ from fxshard.strategies.engine.engine import op_strategy
 from fxshard.strategies.engine.registry import lookup, rule_names
 
 UNSUITABLE = (torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-WITHOUT_DROPOUT = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
-"""Tagged as random, but torch calls them only without dropout."""
+AS_ANY = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._ctc_loss.default,
+    torch.ops.aten.linalg_lstsq.default,
+)
+"""Tagged as random or with sizes that depend on data; but torch calls the first only without dropout, and the others' sizes are known."""
+REPLICATED = (
+    *("aten._chunk_cat.default", "aten._unsafe_masked_index.default", "aten._unsafe_masked_index_put_accumulate.default"),
+    *("aten.linspace.Tensor_Tensor", "aten.linspace.Tensor_Scalar", "aten.linspace.Scalar_Tensor"),
+    *("aten.logspace.Tensor_Tensor", "aten.logspace.Tensor_Scalar", "aten.logspace.Scalar_Tensor"),
+    *("aten.linalg_lstsq.default", "aten.segment_reduce.default", "aten.hash_tensor.default", "aten._ctc_loss.default"),
+    *("aten.histogram.bin_ct", "aten.histogram.bins_tensor"),
+)
+"""Operators without a rule of ours, of which DTensor has no decomposition, or one that fails."""
 Option = tuple[list[Placement | None], list[Placement | None]]
 """Placements of the results and of the arguments, on one axis."""
 
@@ -43,13 +55,20 @@ def register_with_dtensor() -> None:
 def operators_without_rule() -> Iterator[OpOverload]:
     """The operators that fxshard plans, by a rule or by a decomposition, and DTensor does not."""
     known = dtensor_operators()
-    ruled = [find_operator(name.replace(".", "::", 1)) for name in rule_names() if name not in known]
+    ruled = [_operator(name) for name in (*rule_names(), *REPLICATED) if name.startswith("aten.") and name not in known]
     decomposed = [op for op in planning_decompositions() if str(op) not in known and not dtensor_has_rule(op)]
     for op in dict.fromkeys((*ruled, *decomposed)):
-        if op is None or (any(tag in op.tags for tag in UNSUITABLE) and op not in WITHOUT_DROPOUT):
+        if op is None or (any(tag in op.tags for tag in UNSUITABLE) and op not in AS_ANY):
             continue
         if _is_suitable(op):
             yield op
+
+
+def _operator(name: str) -> OpOverload | None:
+    """``"aten.mm.default"`` as an operator, None if this torch lacks it."""
+    _, packet, overload = name.split(".")
+    found: OpOverload | None = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+    return found
 
 
 def _is_suitable(op: OpOverload) -> bool:

@@ -27,6 +27,7 @@ from fxshard.passes.trace.trace_errors import readable_errors
 from fxshard.runtime.backend.graph_outputs import Output, find_outputs
 from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes, sizes_of_stacks
 from fxshard.runtime.backend.local_parts import NO_ENDS, LocalEnds, keep_writes, replace_dtensor_calls
+from fxshard.runtime.backend.loss_parallel import keep_classes_sharded
 from fxshard.shapes import DynamicDim
 
 ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
@@ -130,6 +131,7 @@ def _rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, LocalEnds]:
     """(a copy of Dynamo's graph with the names of its modules' results, without DTensor's calls; where local tensors enter and leave)."""
     copied = _copy(module)
     note_calls(copied.graph)
+    keep_classes_sharded(copied.graph)
     ends = replace_dtensor_calls(copied.graph)
     for node in copied.graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k not in ("grapharg", "example_value")}

@@ -121,7 +121,7 @@ class _Replacement:
         leaves, spec = pytree.tree_flatten(output.args[0])
         shards = frozenset(i for i, leaf in enumerate(leaves) if leaf in handed)
         rows = frozenset(i for i, leaf in enumerate(leaves) if leaf in self.local)
-        leaves = [self._row_of_output(leaf) if i in rows else leaf for i, leaf in enumerate(leaves)]
+        leaves = [self._row_of_output(leaf) if i in rows else self._as_predicted(leaf) for i, leaf in enumerate(leaves)]
         output.args = (pytree.tree_unflatten(leaves, spec),)
         for node in list(self.graph.nodes):
             if node in self.calls:
@@ -177,9 +177,18 @@ class _Replacement:
             raise TraceError(what, where=source_line(call.node), remedy="pad the shards to one size")
 
     def _row_of_output(self, node: fx.Node) -> fx.Node:
-        with _inserting(self.graph, node):
+        with _inserting(self.graph, node, self.graph.output_node().prev):
             stack = self.graph.call_function(stack_of, (node, self.mesh.size(), self.by_row, self.axes))
             return self.graph.call_function(handed_out, (stack, self.by_row, self.axes, "local"))
+
+    def _as_predicted(self, leaf: Any) -> Any:
+        """An output that is a DTensor, in the layout that it has in eager execution, which code that calls DTensor's API relies on."""
+        value = leaf.meta.get("example_value") if isinstance(leaf, fx.Node) and leaf.op != "placeholder" else None
+        if not self.calls or not isinstance(value, DTensor) or any(type(p) not in (Shard, Replicate) for p in value.placements):
+            return leaf
+        with _inserting(self.graph, leaf, self.graph.output_node().prev):
+            placed = torch.ops.fxshard.placed.default
+            return self.graph.call_function(placed, (leaf, str(Layout(value.placements)), self.axes, False))
 
     def _read_row(self, placeholder: fx.Node, last: fx.Node) -> None:
         with _inserting(self.graph, placeholder, last):

@@ -37,6 +37,21 @@ def written(mesh: DeviceMesh, x: Tensor, y: Tensor) -> Tensor:
     return DTensor.from_local(x * 2, mesh, S0)
 
 
+def written_later(mesh: DeviceMesh, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Results that are changed in place after they were computed."""
+    doubled, local = x * 2, x.to_local() * 3
+    doubled.mul_(2)
+    local.add_(1)
+    return doubled, local
+
+
+def in_pieces(mesh: DeviceMesh, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Operators with several results, and numbers read from local shapes."""
+    local = torch.cat([x.to_local(), y.to_local()], 1)
+    first, second = local.chunk(2, 1)
+    return first * torch.arange(local.shape[0])[:, None], second, second
+
+
 CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {
     "redistribute_is_the_result": (lambda mesh, x: (x * 2).redistribute(placements=S1), dtensor(Shard(0), 4, 6)),
     "redistribute_inside": (lambda mesh, x: torch.tanh((x * x).redistribute(placements=R)) + 1, dtensor(Shard(0), 4, 6)),
@@ -64,6 +79,8 @@ CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {
     "grad_placements": (lambda mesh, x: (x * 2).full_tensor(grad_placements=P) + 1, dtensor(Shard(0), 4, 6)),
     "async_op": (lambda mesh, x: x.redistribute(placements=R, async_op=True).to_local() + 1, dtensor(Shard(0), 4, 6)),
     "write_to_the_shard": (lambda mesh, x: (x * 2).to_local().add_(1) * 3, lambda mesh: [distribute_tensor(whole(4, 6), mesh, S0)]),
+    "results_written_later": (written_later, dtensor(Shard(0), 4, 6)),
+    "in_pieces": (in_pieces, both(dtensor(Shard(0), 4, 6), dtensor(Shard(0), 4, 2))),
     "write_to_own_tensor": (written, lambda mesh: [(whole(2, 6) + mesh.get_local_rank()), whole(2, 6)]),
     "local_beside_dtensors": (lambda mesh, x, y: (x.to_local() + y, x * 2), both(dtensor(Shard(0), 4, 6), own(2, 6))),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -38,11 +38,6 @@ def shaped(mesh: DeviceMesh, x: Tensor) -> Tensor:
 
 def pending(*shape: int) -> Arguments:
     return lambda mesh: [DTensor.from_local(whole(*shape) + mesh.get_local_rank(), mesh, P, run_check=False).requires_grad_()]
-
-
-def hooked(mesh: DeviceMesh, x: Tensor) -> Tensor:
-    linear = nn.Linear(4, 4, dtype=torch.float64)
-    return linear(x)
 
 
 CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {

@@ -1,0 +1,83 @@
+"""Operators for which DTensor has no rule of its own: with the backend loaded, eager and compiled DTensors give what one device gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tests.distributed.backend.dtensor_cases import S0, whole
+from tests.distributed.scenarios import run_scenarios
+
+pytestmark = pytest.mark.distributed
+
+
+def scattered(x: Tensor, y: Tensor) -> Tensor:
+    index = torch.ones_like(x, dtype=torch.int64)
+    return torch.scatter_reduce(x, 0, index, y, "sum")
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "addbmm": (torch.addbmm, ((4, 6), (2, 4, 3), (2, 3, 6))),
+    "attention": (partial(F.scaled_dot_product_attention, is_causal=True), ((2, 4, 8, 8),) * 3),
+    "block_diag": (torch.block_diag, ((4, 2), (2, 4))),
+    "cdist": (torch.cdist, ((4, 6), (2, 6))),
+    "complex": (torch.complex, ((4, 6), (4, 6))),
+    "reflection": (lambda x: F.pad(x, (2, 1), mode="reflect"), ((4, 2, 6),)),
+    "windows": (lambda x: F.unfold(x, (2, 2)), ((4, 2, 6, 6),)),
+    "unfold": (lambda x: x.unfold(1, 3, 2) * 2, ((4, 9),)),
+    "renorm": (lambda x: torch.renorm(x, 2, 0, 0.5), ((4, 6),)),
+    "scatter_reduce": (scattered, ((4, 6), (4, 6))),
+    "trilinear": (F.bilinear, ((4, 6), (4, 2), (8, 6, 2))),
+}
+
+
+def run_case(name: str) -> None:
+    import fxshard.runtime.backend.backend  # noqa: F401  (torch.compile does this when it looks up the backend)
+
+    mesh = DeviceMesh("cpu", [0, 1])
+    function, shapes = CASES[name]
+    plain = [(whole(*shape) + i).requires_grad_() for i, shape in enumerate(shapes)]
+    compiled = torch.compile(function, backend="fxshard", fullgraph=True, options={"compiler": "eager", "timeout": 60.0})
+    want = function(*plain)
+    grads = torch.autograd.grad(want.abs().pow(2).sum(), plain)
+    for call in (function, compiled):
+        args = [distribute_tensor(x.detach(), mesh, S0).requires_grad_() for x in plain]
+        have = call(*args)
+        assert isinstance(have, DTensor)
+        torch.testing.assert_close(have.full_tensor(), want, rtol=1e-9, atol=1e-9)
+        if call is compiled:
+            for mine, theirs in zip(torch.autograd.grad(have.full_tensor().abs().pow(2).sum(), args), grads, strict=True):
+                torch.testing.assert_close(mine.full_tensor(), theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_scenarios({name: partial(run_case, name) for name in CASES}, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks(name: str, found: dict[str, str]) -> None:
+    assert not found[name], found[name]
+
+
+def test_rules_come_with_the_backend_only() -> None:
+    code = """
+import torch, fxshard
+from torch.distributed.tensor import DTensor
+from fxshard.strategies.engine.user_rules import all_user_rules
+known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+op = torch.ops.aten.addbmm.default
+assert op not in known
+torch._dynamo.lookup_backend("fxshard")
+assert op in known and not all_user_rules()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
