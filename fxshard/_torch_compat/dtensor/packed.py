@@ -85,7 +85,7 @@ class PackedShard(_StridedShard):
         size, offsets = self.local_shard_size_and_offset(curr_local_size, num_chunks, rank, offset_mode)
         if isinstance(offsets, list) and offsets and offsets[-1] - offsets[0] >= size:
             what = f"a shard of a tensor with its dim {self.dim} packed in parts of {self.parts} is not one block of it"
-            raise RunError(what, remedy="save with fxshard.save_checkpoint, or pass tensor.full_tensor()")
+            raise RunError(what, remedy="use tensor.full_tensor(), or redistribute it first")
         return size, offsets
 
     def __eq__(self, other: object) -> bool:
