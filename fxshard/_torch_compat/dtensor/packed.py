@@ -99,6 +99,10 @@ class PackedShard(_StridedShard):
 
     __str__ = __repr__
 
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        """For graphs that hold the placement: the text that makes it, and the names in it."""
+        return repr(self), {"PackedShard": PackedShard}
+
     def __reduce__(self) -> tuple[type[PackedShard], tuple[Any, ...]]:
         return PackedShard, (self.dim, self.parts)
 
