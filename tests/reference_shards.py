@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.distributed.tensor import Partial, Shard
 
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.layout.layouts import Layout
 
 Coordinate = tuple[int, ...]
@@ -19,12 +20,20 @@ def coordinates(mesh_shape: Sequence[int]) -> list[Coordinate]:
 
 
 def shard(whole: torch.Tensor, layout: Layout, mesh_shape: Sequence[int], coordinate: Coordinate) -> torch.Tensor:
-    """The shard at ``coordinate``: its chunk axis by axis, empty if torch.chunk gives fewer chunks."""
-    for placement, parts, index in zip(layout, mesh_shape, coordinate, strict=True):
-        if isinstance(placement, Shard):
-            chunks = torch.chunk(whole, parts, placement.dim)
-            whole = chunks[index] if index < len(chunks) else whole.narrow(placement.dim, 0, 0)
+    """The shard at ``coordinate``: its chunk axis by axis, of each part of a packed dim."""
+    for placement, ranks, index in zip(layout, mesh_shape, coordinate, strict=True):
+        if isinstance(placement, PackedShard):
+            parts = whole.split(placement.parts, placement.dim)
+            whole = torch.cat([_chunk(part, ranks, index, placement.dim) for part in parts], placement.dim)
+        elif isinstance(placement, Shard):
+            whole = _chunk(whole, ranks, index, placement.dim)
     return whole
+
+
+def _chunk(whole: torch.Tensor, ranks: int, index: int, dim: int) -> torch.Tensor:
+    """The chunk of rank ``index``, empty if torch.chunk gives fewer chunks."""
+    chunks = torch.chunk(whole, ranks, dim)
+    return chunks[index] if index < len(chunks) else whole.narrow(dim, 0, 0)
 
 
 def partial_axes(layout: Layout) -> list[int]:

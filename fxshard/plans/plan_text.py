@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
-from fxshard.layout.layouts import Layout
+from fxshard.layout.layouts import Layout, placement_str
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, PlannedNode, by_cause
 from fxshard.plans.plan_sizes import mean_text, sizes_text
 from fxshard.text_table import fitted, labelled, listed, number_runs
@@ -31,7 +31,8 @@ def plan_text(plan: PlanData) -> str:
 
 
 def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
-    """(label, text): cost and proof, priced sizes, memory and its limit, hidden communication, repeated gathers, recomputed blocks."""
+    """(label, text): cost and proof, priced sizes, memory and its limit, hidden communication, repeated gathers, packed parameters,
+    recomputed blocks."""
     rows = [("objective", proof_text(plan))]
     rows += [("priced", mean_text(plan))] if plan.example_sizes else []
     if plan.memory or plan.memory_limit is not None:
@@ -39,6 +40,7 @@ def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
     rows += [("beside compute", hidden_text(plan))] if plan.hidden else []
     for label, names in redistributed_twice(plan).items():
         rows.append((label, f"{listed(merged_names(names), NAMES_WIDTH)}, again in the backward"))
+    rows += [("packed", text) for text in packed_texts(plan)]
     return rows + ([("computed again", recomputed_text(plan))] if plan.recomputed else [])
 
 
@@ -58,6 +60,16 @@ def redistributed_twice(plan: PlanData) -> dict[str, list[str]]:
         if not entry.value.endswith(AGAIN):  # the recomputed blocks already say so
             found.setdefault(label, []).append(plan.called(entry.value))
     return {label: list(dict.fromkeys(names)) for label, names in found.items()}
+
+
+def packed_texts(plan: PlanData) -> list[str]:
+    """For each way to pack parameters, what it means and which have it."""
+    found: dict[str, list[str]] = {}
+    for end in plan.inputs:
+        spec = plan.specs.get(end.node) if end.kind == "parameter" else None
+        for p in spec.outputs[0].packed if spec is not None else ():
+            found.setdefault(f"{placement_str(p)} shards each part of dim {p.dim} by itself", []).append(end.name)
+    return [f"{meaning}: {listed(merged_names(names), NAMES_WIDTH)}" for meaning, names in found.items()]
 
 
 def proof_text(plan: PlanData) -> str:

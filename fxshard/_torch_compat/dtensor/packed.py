@@ -85,7 +85,7 @@ class PackedShard(_StridedShard):
         size, offsets = self.local_shard_size_and_offset(curr_local_size, num_chunks, rank, offset_mode)
         if isinstance(offsets, list) and offsets and offsets[-1] - offsets[0] >= size:
             what = f"a shard of a tensor with its dim {self.dim} packed in parts of {self.parts} is not one block of it"
-            raise RunError(what, remedy="save with fxshard.save_checkpoint, or pass tensor.full_tensor()")
+            raise RunError(what, remedy="use tensor.full_tensor(), or redistribute it first")
         return size, offsets
 
     def __eq__(self, other: object) -> bool:
@@ -98,6 +98,10 @@ class PackedShard(_StridedShard):
         return f"PackedShard({self.dim}, {self.parts})"
 
     __str__ = __repr__
+
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        """For graphs that hold the placement: the text that makes it, and the names in it."""
+        return repr(self), {"PackedShard": PackedShard}
 
     def __reduce__(self) -> tuple[type[PackedShard], tuple[Any, ...]]:
         return PackedShard, (self.dim, self.parts)

@@ -32,6 +32,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, depends_on, first_broken, sizes_named
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine.engine import created_reductions, passed_reductions
+from fxshard.strategies.engine.packed import Packs
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def annotate(
     most = None if largest is None or tuple(largest.items()) == example else at_sizes(graph, mesh, largest)
     for other in (*(one for _, one in samples), *((most,) if most else ())):
         _keep_legal(specs, other.specs)
-    kept = _at_all_sizes(specs, family, mesh, uneven) if uneven else specs
+    kept = _at_all_sizes(specs, graph, family, mesh, uneven) if uneven else specs
     own = replace(found, specs=kept, sizes=example)
     priced = tuple((weight, own if one is found else replace(one, specs=kept)) for weight, one in samples)
     counted = None if most is None else replace(most, specs=kept, samples=priced or ((1.0, own),))
@@ -136,7 +137,7 @@ def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple
 
 
 def _at_all_sizes(
-    specs: Mapping[str, tuple[OpSpec, ...]], family: GraphFamily, mesh: Mesh, uneven: Collection[sympy.Symbol]
+    specs: Mapping[str, tuple[OpSpec, ...]], graph: PlanningGraph, family: GraphFamily, mesh: Mesh, uneven: Collection[sympy.Symbol]
 ) -> dict[str, tuple[OpSpec, ...]]:
     """The specs that are legal for all values of the symbols ``uneven``: those that the rule allows for symbolic sizes, if it can be
     evaluated without concrete values; otherwise those that shard no dim whose size depends on such a symbol."""
@@ -147,7 +148,7 @@ def _at_all_sizes(
         ins, outs = ([_uneven_dims(value, uneven) for value in values] for values in (_values(node), outputs_of(node)))
         if not any((*ins, *outs)):
             continue
-        legal = _legal_for_symbols(node, mesh)
+        legal = _legal_for_symbols(node, mesh, packs_of(graph.by_name[node.name], packings_of(graph)))
         found[node.name] = tuple(
             s for s in specs[node.name] if (s in legal if legal is not None else not (_cuts(s.inputs, ins) or _cuts(s.outputs, outs)))
         )
@@ -158,14 +159,14 @@ def _values(node: fx.Node) -> list[torch.Tensor]:
     return [operand.meta["val"] for operand in operands(node)]
 
 
-def _legal_for_symbols(node: fx.Node, mesh: Mesh) -> frozenset[OpSpec] | None:
+def _legal_for_symbols(node: fx.Node, mesh: Mesh, packs: Packs) -> frozenset[OpSpec] | None:
     """The specs that the rule allows for symbolic sizes; None if it needs concrete values."""
     env = next((env for v in (*_values(node), *outputs_of(node)) if v is not None and (env := shape_env_of(v)) is not None), None)
     if env is None:
         return None
     try:
         with refusing_guards(env):
-            return frozenset(op_strategy(call_of(node), mesh).specs)
+            return frozenset(op_strategy(call_of(node), mesh, packs=packs).specs)
     except (GuardRefused, TypeError, ValueError, RuleError):  # the rule needs numbers
         return None
 

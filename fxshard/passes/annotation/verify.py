@@ -12,7 +12,7 @@ from torch import fx
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.graph.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.graph.targets import name_of
-from fxshard.layout.layouts import Layout
+from fxshard.layout.layouts import Layout, sharded_dim
 from fxshard.layout.redistribution import is_legal, walk
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.plans.plan_data import NO_RULE, OpSpec, PlannedNode, Redistribution
@@ -172,7 +172,9 @@ def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence
         )
     tensors = [*((o.meta["val"], layout) for o, layout in zip(reads, spec.inputs, strict=True)), *zip(gives, spec.outputs, strict=True)]
     for value, layout in tensors:
-        if value is not None and (len(layout) != plan.mesh.ndim or any(p.is_shard() and not 0 <= p.dim < value.dim() for p in layout)):
+        if value is not None and (
+            len(layout) != plan.mesh.ndim or any(d is not None and not 0 <= d < value.dim() for d in map(sharded_dim, layout))
+        ):
             what = f"layout {layout} at {node.name} is not for {value.dim()} dims and mesh {plan.mesh}"
             raise PlanError(what, where=_where(node), remedy="plan again")
 

@@ -10,11 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard._torch_compat.dtensor.checkpointing import save_by_blocks
 from fxshard._torch_compat.dtensor.copies import copy_slices
 from fxshard._torch_compat.dtensor.packed import keep_packed
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
-from fxshard.layout.layouts import Layout, local_shape
+from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import as_dtensor
@@ -98,6 +99,7 @@ def shard_parameters(
         agree_on_anomalies()
         copy_slices()
         keep_packed()
+        save_by_blocks(blocks_of)
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
                 if buffer.is_meta or isinstance(buffer, DTensor):
@@ -108,6 +110,12 @@ def shard_parameters(
                 if source is not None and id(buffer) not in made_buffers:
                     made_buffers.add(id(buffer))
                     buffer.copy_(distribute(buffer, whole, device_mesh, source))
+
+
+def blocks_of(tensor: DTensor) -> tuple[Block, ...]:
+    """The blocks of a DTensor that this rank holds."""
+    mesh = tensor.device_mesh
+    return local_blocks(tuple(tensor.shape), Layout(tensor.placements), tuple(mesh.shape), tuple(mesh.get_coordinate() or ()))
 
 
 def check_gradient_hooks(model: nn.Module) -> None:

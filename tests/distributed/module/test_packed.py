@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -87,7 +88,13 @@ def saved_and_loaded(folder: Path, name: str) -> None:
     path = folder / name.replace(" ", "_")
     fxshard.save_checkpoint(path, model, optimizer)
     fxshard.save_checkpoint(f"{path}.safetensors", model, optimizer)
-    for source in (path, f"{path}.safetensors"):
+    dcp.save(dict(model.state_dict()), checkpoint_id=f"{path}_dcp")
+    fxshard.save_checkpoint(f"{path}_own_dcp", model, optimizer, format="dcp")
+    packed, other = ({n: torch.zeros_like(t) for n, t in m.state_dict().items()} for m in (model, alone))
+    for state in (packed, other):
+        dcp.load(state, checkpoint_id=f"{path}_dcp")
+        assert alike(state, alone.state_dict())
+    for source in (path, f"{path}.safetensors", f"{path}_own_dcp"):
         other, x = made(name)
         plain = {n: "S(0)" for n in pinned(name, other)}
         fxshard.parallelize(other, (x.detach(),), init_device_mesh("cpu", (2,), mesh_dim_names=("a",)), compiler="eager", pins=plain)
