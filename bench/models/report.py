@@ -52,7 +52,11 @@ def is_wrong(record: Record) -> bool:
 def lines_of(records: Sequence[Record]) -> list[str]:
     """The table, then each failure."""
     failed = [(r["key"], line) for r in records for line in failures(r)]
-    return [tabulate([_row(r) for r in records], HEADERS, tablefmt="github", disable_numparse=True), "", *(f"- **{name}**, {line}" for name, line in failed)]
+    return [
+        tabulate([_row(r) for r in records], HEADERS, tablefmt="github", disable_numparse=True),
+        "",
+        *(f"- **{name}**, {line}" for name, line in failed),
+    ]
 
 
 def rank_lines(pairs: Sequence[Record]) -> list[str]:

@@ -101,3 +101,27 @@ def test_a_plans_file_with_other_parts_is_refused() -> None:
         fxshard.ShardingPlan.from_json(text.replace("S(0:8+4+4)", "S(0:8+4+5)"))
     with pytest.raises(FxshardError, match=r"cannot run as .*6\+6\+4"):
         lower_plan(graph, fxshard.ShardingPlan.from_json(text.replace(":8+4+4", ":6+6+4")))
+
+
+def published(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """Two layers of width 1024 of transformers' GPT-2 or Phi-3 (16 heads, 4 of keys and values), on meta, with tokens."""
+    from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config
+
+    sizes = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "use_cache": False}
+    if name == "gpt2":
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        config: Any = GPT2Config(n_layer=2, n_embd=1024, n_head=16, n_positions=128, **dropout, **sizes)
+    else:
+        heads = {"num_attention_heads": 16, "num_key_value_heads": 4}
+        config = Phi3Config(num_hidden_layers=2, hidden_size=1024, intermediate_size=4096, max_position_embeddings=128, **heads, **sizes)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config), torch.zeros(4, 128, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("gpt2", 2), ("gpt2", 4), ("phi3", 4)])
+def test_models_of_transformers_have_megatrons_collectives_without_pins(name: str, ranks: int) -> None:
+    """Four all-reduces a layer, two forward and two backward, with whole inputs and results."""
+    model, tokens = published(name)
+    mesh = fxshard.Mesh({"tp": ranks}, hardware="h100")
+    plan = fxshard.plan(model, (tokens,), mesh, input_layouts="R", output_layouts="R")
+    assert plan.gap == 0 and [c.kind for c in plan.collectives] == ["all_reduce"] * 8

@@ -35,7 +35,7 @@ MOST_PARTS = 16
 
 
 def packings(graph: PlanningGraph, calls: Mapping[str, Call]) -> Packings:
-    """The dims of a graph that may be packed. Each occurs with one list of parts; dims that are taken apart in two ways are left out."""
+    """The dims of a graph that may be packed. Each has one list of parts: if a dim is taken apart in two ways, the first that is found."""
     search = _Search(graph, calls)
     known: Component = {}
     for dim, parts in search.taken_apart():

@@ -40,9 +40,12 @@ REPLICATED = (
     *("aten.linspace.Tensor_Tensor", "aten.linspace.Tensor_Scalar", "aten.linspace.Scalar_Tensor"),
     *("aten.logspace.Tensor_Tensor", "aten.logspace.Tensor_Scalar", "aten.logspace.Scalar_Tensor"),
     *("aten.linalg_lstsq.default", "aten.segment_reduce.default", "aten.hash_tensor.default", "aten._ctc_loss.default"),
-    *("aten.histogram.bin_ct", "aten.histogram.bins_tensor"),
+    *("aten.histogram.bin_ct", "aten.histogram.bins_tensor", "aten.block_diag.default"),
+    *("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar", "aten.isin.Scalar_Tensor"),
+    *("aten.as_strided_copy.default", "aten.as_strided_scatter.default", "aten.col2im.default", "aten.affine_grid_generator.default"),
+    *("aten.diagonal_backward.default", "aten.unfold_backward.default"),
 )
-"""Operators without a rule of ours, of which DTensor has no decomposition, or one that fails."""
+"""Operators that we replicate, of which DTensor has no decomposition, or one that fails."""
 Option = tuple[list[Placement | None], list[Placement | None]]
 """Placements of the results and of the arguments, on one axis."""
 
@@ -56,12 +59,18 @@ def operators_without_rule() -> Iterator[OpOverload]:
     """The operators that fxshard plans, by a rule or by a decomposition, and DTensor does not."""
     known = dtensor_operators()
     ruled = [_operator(name) for name in (*rule_names(), *REPLICATED) if name.startswith("aten.") and name not in known]
-    decomposed = [op for op in planning_decompositions() if str(op) not in known and not dtensor_has_rule(op)]
-    for op in dict.fromkeys((*ruled, *decomposed)):
+    for op in dict.fromkeys((*ruled, *(op for op in planning_decompositions() if str(op) not in known))):
         if op is None or (any(tag in op.tags for tag in UNSUITABLE) and op not in AS_ANY):
             continue
-        if _is_suitable(op):
+        decomposed = dtensor_has_rule(op) and str(op) not in REPLICATED  # by DTensor, which may shard what is replicated here
+        if _is_suitable(op) and not (decomposed and not _may_shard(op)):
             yield op
+
+
+def _may_shard(op: OpOverload) -> bool:
+    """Whether a rule of ours shards the operator and runs it on shards as it is."""
+    registered = lookup(str(op))
+    return registered is not None and registered.local is None and registered.size_argument is None
 
 
 def _operator(name: str) -> OpOverload | None:
@@ -72,13 +81,13 @@ def _operator(name: str) -> OpOverload | None:
 
 
 def _is_suitable(op: OpOverload) -> bool:
-    """Whether DTensor can be asked for it: an operator of torch that is not made of others, takes tensors, returns only tensors or lists of
-    them, and writes to no argument."""
+    """Whether DTensor can be asked for it: an operator of torch that is not made of others, takes tensors, returns tensors (no lists of
+    them), and writes to no argument."""
     schema = schema_of(op)
     assert schema is not None
     if op.namespace != "aten" or is_composite(op) or not any("Tensor" in str(a.type) for a in schema.arguments):
         return False
-    tensors = all(str(one.type) in ("Tensor", "List[Tensor]") for one in schema.returns)
+    tensors = all(str(one.type) == "Tensor" for one in schema.returns)
     return bool(schema.returns) and tensors and not schema.is_mutable
 
 
@@ -95,9 +104,8 @@ class DTensorRule:
         schema = schema_of(self.op)
         assert schema is not None
         whole: Option = [Replicate()] * len(schema.returns), [Replicate() if is_spec(leaf) else None for leaf in leaves]
-        registered = lookup(str(self.op))
         symbolic = any(isinstance(size, torch.SymInt) for spec in specs for size in spec.shape)
-        if registered is None or registered.local is not None or registered.size_argument is not None or symbolic:
+        if symbolic or not _may_shard(self.op):
             return [whole]
         node = _node(self.op, leaves, tree)
         if not isinstance(node.meta["val"], torch.Tensor | tuple) or len(outputs_of(node)) != len(schema.returns):

@@ -59,12 +59,37 @@ def run_case(name: str) -> None:
                 torch.testing.assert_close(mine.full_tensor(), theirs, rtol=1e-9, atol=1e-9)
 
 
+DECOMPOSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse_loss": partial(F.mse_loss, reduction="none"),
+    "smooth_l1_loss": partial(F.smooth_l1_loss, reduction="none"),
+    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+    "chunk": lambda x, y: torch.unsafe_chunk(x, 2, 1)[1] + y[:, :3],
+    "squeeze": lambda x, y: torch.squeeze_copy(x[None] * y, 0),
+}
+"""Operators that DTensor shards by their decomposition, and an operator with a list of results."""
+
+
+def decomposed() -> None:
+    """Loading the backend leaves the placements of operators that DTensor shards by itself."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    x, y = (distribute_tensor(whole(4, 6) + i, mesh, S0) for i in range(2))
+    import fxshard.runtime.backend.backend  # noqa: F401
+
+    for name, function in DECOMPOSED.items():
+        have = function(x, y)
+        assert isinstance(have, DTensor) and have.placements == tuple(S0), f"{name} has {have.placements}"
+        torch.testing.assert_close(have.full_tensor(), function(whole(4, 6), whole(4, 6) + 1), rtol=1e-12, atol=0)
+
+
+SCENARIOS = {name: partial(run_case, name) for name in CASES} | {"decomposed": decomposed}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios({name: partial(run_case, name) for name in CASES}, 2, tmp_path_factory.mktemp("ranks"))
+    return run_scenarios(SCENARIOS, 2, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_two_ranks(name: str, found: dict[str, str]) -> None:
     assert not found[name], found[name]
 
