@@ -5,7 +5,6 @@ Which values are local is a question to the whole graph. Blocks without such cal
 
 from __future__ import annotations
 
-import itertools
 import operator
 from typing import Any
 
@@ -17,8 +16,6 @@ from fxshard._torch_compat.dynamo.modules import CHECKPOINTS
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import source_line
 from fxshard.runtime.backend.graph_calls import dtensor_calls_in
-
-_blocks = itertools.count()
 
 
 def inline_checkpoints(graph: fx.Graph) -> None:
@@ -51,7 +48,7 @@ def _attribute(graph: fx.Graph, node: fx.Node) -> Any:
 def _inline(graph: fx.Graph, call: fx.Node, body: fx.Graph) -> None:
     """Replaces the checkpoint ``call`` by the operators of ``body``."""
     values: dict[fx.Node, Any] = dict(zip(body.find_nodes(op="placeholder"), call.args[1:], strict=True))
-    block = next(_blocks)
+    block = 1 + max((node.meta.get("ac_graph_id", -1) for node in graph.nodes), default=-1)  # in the graph, equal on all ranks
     with graph.inserting_before(call):
         for node in body.nodes:
             if node.op not in ("placeholder", "output"):
