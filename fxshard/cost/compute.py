@@ -23,6 +23,11 @@ from fxshard.plans.plan_data import OpSpec
 
 Shape = tuple[int, ...]
 
+EXPERT_IMBALANCE = 1.25
+"""Rows of the busiest rank's experts, as a multiple of the mean over ranks: an assumption, as routing depends on data. Losses that balance
+experts, and capacities of 1.25 in GShard (Lepikhin et al., 2020) and Switch Transformers (Fedus et al., 2021), keep it near this."""
+LINEAR = "fxshard.expert_linear.default"
+
 FUSED_READS = {
     "fxshard.sum_exp.default": (0,),
     "fxshard.softmax.default": (0,),
@@ -162,6 +167,19 @@ def _grouped(matmuls: int) -> Flops:
     return flops
 
 
+def _experts(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """2 x rows x one expert's matrix. A rank with some of the experts expects their share of the rows, ``EXPERT_IMBALANCE`` times."""
+    held, whole = (inputs[1], call.operands[1].shape) if call.op == LINEAR else (outputs[0], _groups_shape(call))
+    imbalance = EXPERT_IMBALANCE if held[0] < whole[0] else 1.0
+    return imbalance * 2.0 * math.prod(inputs[0][:2]) * math.prod(held) / whole[0]
+
+
+def _groups_shape(call: Call) -> Shape:
+    out = call.outputs[0]
+    assert out is not None
+    return out.shape
+
+
 def _groups(call: Call) -> int:
     return next(m.shape[0] for m in (*call.operands, *call.outputs) if m is not None and m.ndim == 3)
 
@@ -177,4 +195,6 @@ _FLOPS: dict[str, Flops] = {
     "aten._grouped_mm.default": _grouped(1),
     "transformers.grouped_mm_fallback.default": _grouped(1),
     "transformers.grouped_mm_fallback_backward.default": _grouped(2),
+    LINEAR: _experts,
+    "fxshard.expert_outer.default": _experts,
 }
