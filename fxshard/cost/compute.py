@@ -19,13 +19,10 @@ from fxshard.graph.planning_graph import UNKNOWN, VIEWS
 from fxshard.layout.layouts import ceil_shape
 from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh
-from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.plan_data import EXPERT_IMBALANCE, OpSpec
 
 Shape = tuple[int, ...]
 
-EXPERT_IMBALANCE = 1.25
-"""Rows of the busiest rank's experts, as a multiple of the mean over ranks: an assumption, as routing depends on data. Losses that balance
-experts, and capacities of 1.25 in GShard (Lepikhin et al., 2020) and Switch Transformers (Fedus et al., 2021), keep it near this."""
 LINEAR = "fxshard.expert_linear.default"
 
 FUSED_READS = {
