@@ -55,10 +55,15 @@ def node_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
 
 
 def rows_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
-    """Microseconds to send rows to their experts or back: collectives, and a copy of the rows before and after. Nothing if rows stay."""
+    """Microseconds to send rows to their experts or back: collectives, and copies of the rows to sort and to receive them. Nothing if rows
+    stay. As many rows as a rank has of its own tokens are expected at its experts."""
     own = own_collectives(call, spec, mesh)
+    if not own:
+        return 0.0
+    at = spec.inputs[0] if spec.inputs[0].expert_axis is None else spec.outputs[0]
+    rows = math.prod(ceil_shape(call.operands[0].shape, at, mesh.shape)) * call.operands[0].dtype.itemsize
     sent = math.fsum(collective_time(c.kind, mesh.axis(c.axis), c.bytes(mesh), mesh) for c in own)
-    return sent + 2 * compute_time(call, spec, mesh) if own else 0.0
+    return sent + traffic_time(mesh.hardware, 4 * rows)
 
 
 def ring_time(compute: float, shift: float, ranks: int, backward: bool, causal: bool, overlap: float) -> float:

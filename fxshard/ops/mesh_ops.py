@@ -50,7 +50,7 @@ def zigzag_peers(rank: int, size: int, back: bool) -> tuple[list[int], list[int]
 def dispatch(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
     """Starts to send rows to the ranks of a group: of ``input`` [r, h] the first sent[0] to rank 0, the next sent[1] to rank 1, and so on.
 
-    Those that arrive, received[i] from rank i, are the first rows of the result [rows, h], in the order of ranks; the others are zero.
+    Those that arrive, received[i] from rank i, are the first rows of the result [rows, h], in the order of ranks; the others are undefined.
     ``sent`` and ``received``: int64, one number for each rank. They are read, so on a GPU the host waits for them.
     """
     return _exchange_rows(input, sent, received, rows, group_name)
@@ -64,7 +64,7 @@ def combine(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, row
 
 def _exchange_rows(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
     counts = received.tolist(), sent.tolist()
-    return start_exchange(input.new_zeros(rows, *input.shape[1:]), input, counts, group_name)
+    return start_exchange(input.new_empty(rows, *input.shape[1:]), input, counts, group_name)
 
 
 def _exchange(input: torch.Tensor, to: list[int], source: list[int], group_name: str) -> torch.Tensor:

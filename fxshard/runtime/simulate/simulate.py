@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,10 +147,10 @@ def _issued(step: Step, args: Sequence[Any]) -> IssuedCollective:
 
 
 def _padded(step: Step, args: Sequence[Any], arrived: torch.Tensor) -> torch.Tensor:
-    """What arrived; rows of experts are the first of a buffer."""
+    """What arrived; rows of experts are the first of a buffer, whose other rows are undefined: here NaN, so that reading them shows."""
     if KINDS[step.node.target] not in ROWS:
         return arrived
-    return torch.cat([arrived, arrived.new_zeros(args[3] - len(arrived), *arrived.shape[1:])])
+    return torch.cat([arrived, arrived.new_full((args[3] - len(arrived), *arrived.shape[1:]), math.nan)])
 
 
 def run_lockstep(
