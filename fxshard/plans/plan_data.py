@@ -45,6 +45,11 @@ class OpSpec:
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
 
+    @property
+    def is_on_experts(self) -> bool:
+        """Whether it has rows on the ranks of their experts, which the layouts alone do not describe."""
+        return any(layout.expert_axis is not None for layout in (*self.inputs, *self.outputs))
+
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 

@@ -240,7 +240,7 @@ def check_mesh(op: str, args: Sequence[Any], kwargs: dict[str, Any] | None = Non
     assert not strategy.fallback, f"{op} has no rule"
     close = 1e-5 if torch.float32 in {t.dtype for t in (*tensors, *whole) if t is not None} else 1e-9
     for spec in strategy.specs:
-        if own_collectives(call, spec, ranks):  # its ranks communicate: it runs in whole programs only
+        if spec.is_on_experts or own_collectives(call, spec, ranks):  # its ranks communicate: it runs in whole programs only
             continue
         try:
             results = run_spec(call, tensors, spec, mesh)
