@@ -1,4 +1,4 @@
-"""Internals of process groups: the number of issued collectives, timeouts, and whether an error is a lost connection.
+"""Internals of process groups: the number of issued collectives, timeouts, work to wait for, and whether an error is a lost connection.
 
 What would replace it: methods of ProcessGroup for its count of collectives, backends and timeouts, one of DeviceMesh for the active
 mesh, and an error type for lost connections.
@@ -76,3 +76,18 @@ def rank_and_size(name: str) -> tuple[int, int]:
 
     group = _resolve_process_group(name)
     return group.rank(), group.size()
+
+
+def start_exchange(received: torch.Tensor, sent: torch.Tensor, counts: tuple[list[int], list[int]], name: str) -> torch.Tensor:
+    """Starts an all-to-all in a group into the front of ``received``; ``wait_tensor(received)`` waits for it.
+
+    ``counts``: rows received from each rank of the group, rows of ``sent`` for each.
+    """
+    from torch._C._distributed_c10d import _register_work, _resolve_process_group
+
+    taken, given = counts
+    front = received[: sum(taken)]
+    group: Any = _resolve_process_group(name)
+    work = dist.all_to_all_single(front, sent[: sum(given)].contiguous(), taken, given, group=group, async_op=True)
+    _register_work(received, work)
+    return received

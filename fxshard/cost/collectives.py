@@ -27,6 +27,8 @@ from fxshard.layout.redistribution import COLLECTIVES, Price, Step
 from fxshard.mesh.hardware import Efficiency, Link
 from fxshard.mesh.mesh import Mesh, Span
 
+ROWS = ("dispatch", "combine")
+"""All-to-alls of rows of experts, with the time of a plain one."""
 EXCHANGES = ("shift", "zigzag")
 """Collectives in which each rank sends its buffer to one or two others."""
 LOCAL_STEP = 0.1
@@ -108,6 +110,7 @@ def _hierarchical(inner: Algorithm, outer: Algorithm, parts: int) -> Algorithm:
 @lru_cache(maxsize=1024)
 def time_by_bytes(mesh: Mesh, kind: str, axis: int) -> Callable[[float], float]:
     """Function from the bytes that each rank sends on ``axis`` to microseconds: the measured curve of such groups, else the model."""
+    kind = "all_to_all" if kind in ROWS else kind
     span, h = mesh.span(axis), mesh.hardware
     if mesh.axis_names[axis] in h.axes or span.per_node is None:
         return modelled_time_by_bytes(mesh, kind, axis)

@@ -19,9 +19,11 @@ from fxshard.graph.planning_graph import UNKNOWN, VIEWS
 from fxshard.layout.layouts import ceil_shape
 from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh
-from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.plan_data import EXPERT_IMBALANCE, OpSpec
 
 Shape = tuple[int, ...]
+
+LINEAR = "fxshard.expert_linear.default"
 
 FUSED_READS = {
     "fxshard.sum_exp.default": (0,),
@@ -164,6 +166,19 @@ def _grouped(matmuls: int) -> Flops:
     return flops
 
 
+def _experts(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """2 x rows x one expert's matrix. A rank with some of the experts expects their share of the rows, ``EXPERT_IMBALANCE`` times."""
+    held, whole = (inputs[1], call.operands[1].shape) if call.op == LINEAR else (outputs[0], _groups_shape(call))
+    imbalance = EXPERT_IMBALANCE if held[0] < whole[0] else 1.0
+    return imbalance * 2.0 * math.prod(inputs[0][:2]) * math.prod(held) / whole[0]
+
+
+def _groups_shape(call: Call) -> Shape:
+    out = call.outputs[0]
+    assert out is not None
+    return out.shape
+
+
 def _groups(call: Call) -> int:
     return next(m.shape[0] for m in (*call.operands, *call.outputs) if m is not None and m.ndim == 3)
 
@@ -179,4 +194,6 @@ _FLOPS: dict[str, Flops] = {
     "aten._grouped_mm.default": _grouped(1),
     "transformers.grouped_mm_fallback.default": _grouped(1),
     "transformers.grouped_mm_fallback_backward.default": _grouped(2),
+    LINEAR: _experts,
+    "fxshard.expert_outer.default": _experts,
 }

@@ -1,4 +1,5 @@
-"""Time of a node with its own collectives: ring attention, in which k and v travel beside the compute (Liu et al., 2023).
+"""Time of a node with its own collectives: rows that travel to experts, which nothing runs beside; and ring attention, in which k and v
+travel beside the compute (Liu et al., 2023).
 
 On n ranks, step i = 0 .. n-1 attends to one block while the shift of k and v for step i + 1 runs. In the backward the shift of the sums of
 dk and dv after step i = 1 .. n-1 runs beside step i + 1; the last one, which brings them home, runs beside nothing. Of communication beside
@@ -26,10 +27,14 @@ from fxshard.strategies import own_collectives
 QUERIES = {"fxshard.sdpa.default": 0, "fxshard.sdpa_backward.default": 1}
 """Attention -> the operand that is its queries."""
 SEQUENCE = 2
+ROWS = ("fxshard.to_experts.default", "fxshard.from_experts.default")
+"""Operators that send rows to the ranks of their experts, and back."""
 
 
 def node_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     """Microseconds of a node on the rank with the most work: its compute, and what its own collectives add."""
+    if call.op in ROWS:
+        return rows_time(call, spec, mesh)
     compute = compute_time(call, spec, mesh)
     query = QUERIES.get(call.op)
     if query is None or not spec.inputs[query].axes_on(SEQUENCE) or UNKNOWN in call.operands[query].shape:
@@ -40,13 +45,25 @@ def node_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     if not own:
         return compute + causal * merging_time(call, spec, mesh, query)
     axis = mesh.axis(own[0].axis)
-    times = {kind: [collective_time(c.kind, axis, c.bytes, mesh) for c in own if c.kind == kind] for kind in ("shift", "zigzag")}
+    times = {kind: [collective_time(c.kind, axis, c.bytes(mesh), mesh) for c in own if c.kind == kind] for kind in ("shift", "zigzag")}
     ranks, dealt = mesh.shape[axis], math.fsum(times["zigzag"])
     if dealt:  # all ranks do as much: half of the scores, where the last rank of the sequence in order sees all but half a block
         compute *= ranks / (2 * ranks - 1)
-        dealt += sum(traffic_time(mesh.hardware, 4 * c.bytes) for c in own if c.kind == "zigzag")
+        dealt += sum(traffic_time(mesh.hardware, 4 * c.bytes(mesh)) for c in own if c.kind == "zigzag")
     steps = ring_time(compute, times["shift"][0], ranks, backward, causal and not dealt, mesh.hardware.overlap)
     return steps + dealt + (ranks - 1) * merging_time(call, spec, mesh, query)
+
+
+def rows_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
+    """Microseconds to send rows to their experts or back: collectives, and copies of the rows to sort and to receive them. Nothing if rows
+    stay. As many rows as a rank has of its own tokens are expected at its experts."""
+    own = own_collectives(call, spec, mesh)
+    if not own:
+        return 0.0
+    at = spec.inputs[0] if spec.inputs[0].expert_axis is None else spec.outputs[0]
+    rows = math.prod(ceil_shape(call.operands[0].shape, at, mesh.shape)) * call.operands[0].dtype.itemsize
+    sent = math.fsum(collective_time(c.kind, mesh.axis(c.axis), c.bytes(mesh), mesh) for c in own)
+    return sent + traffic_time(mesh.hardware, 4 * rows)
 
 
 def ring_time(compute: float, shift: float, ranks: int, backward: bool, causal: bool, overlap: float) -> float:

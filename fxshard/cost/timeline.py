@@ -23,7 +23,7 @@ from fxshard.graph.planning_graph import VIEWS, example_shape, is_getitem
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
-from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.plan_data import NODE_COLLECTIVES, OpSpec, node_collective_bytes
 from fxshard.program.sharded_program import KINDS, is_collective, is_wait
 from fxshard.timeline import DEVICE, Event, Timeline
 
@@ -91,8 +91,8 @@ def bytes_sent(node: fx.Node, ranks: int) -> int:
     buffer = node.all_input_nodes[0].meta["val"]
     size = math.prod(example_shape(buffer.shape)) * buffer.element_size()
     kind = KINDS[node.target]
-    if kind in ("shift", "zigzag"):
-        return int(size)
+    if kind in NODE_COLLECTIVES:
+        return node_collective_bytes(kind, int(size), ranks)
     if kind == "all_reduce":
         return int(-(-2 * (ranks - 1) * size // ranks))
     return int((ranks - 1) * size // (1 if kind == "all_gather" else ranks))

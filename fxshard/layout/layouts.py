@@ -24,6 +24,11 @@ from fxshard._torch_compat.sizes.symbols import are_numbers, surely
 from fxshard.errors import LayoutError, count_text
 
 REDUCE_OPS = ("sum", "avg", "max", "min", "product")
+EXPERTS = "experts"
+"""The ``reduce_op`` of rows that lie on the ranks of their experts (``strategies.linear.expert_rows``). Nothing reduces them: only the
+operator that collects rows gives them another placement on the axis."""
+ROW_DIMS = (0, 1)
+"""The dims of such a tensor that count its rows: token, choice."""
 _TOKEN = re.compile(r"R|S\((-?[0-9]{1,9})(?::(packed|[0-9]{1,12}(?:\+[0-9]{1,12})+))?\)|P(?:\((\w+)\))?")
 
 
@@ -48,6 +53,11 @@ class FoldedShard(Placement):
 def sharded_dim(placement: Placement) -> int | None:
     """The tensor dim that an axis with this placement shards, folded or not; else None. (``isinstance`` is slow on torch's placements.)"""
     return getattr(placement, "dim", None)
+
+
+def on_experts(placement: Placement) -> bool:
+    """Whether each rank holds the rows of its own experts."""
+    return isinstance(placement, Partial) and placement.reduce_op == EXPERTS
 
 
 def parts_of(placement: Placement) -> tuple[int, ...]:
@@ -120,6 +130,11 @@ class Layout(tuple[Placement, ...]):
         return any(isinstance(p, Partial) for p in self)
 
     @property
+    def expert_axis(self) -> int | None:
+        """The axis whose ranks hold the rows of their own experts."""
+        return next((i for i, p in enumerate(self) if on_experts(p)), None)
+
+    @property
     def is_replicated(self) -> bool:
         return all(isinstance(p, Replicate) for p in self)
 
@@ -155,7 +170,7 @@ def _parse(text: str) -> Layout:
             placements.append(PackedShard(int(dim), () if parts == "packed" else tuple(map(int, parts.split("+")))))
         elif dim is not None:
             placements.append(Shard(int(dim)))
-        elif (op or "sum") in REDUCE_OPS:
+        elif (op or "sum") in (*REDUCE_OPS, EXPERTS):
             placements.append(Partial(op or "sum"))
         else:
             raise LayoutError(f"unknown reduction {op!r} in layout {text!r}", remedy=f"use one of {REDUCE_OPS}")
@@ -168,8 +183,8 @@ def _parse(text: str) -> Layout:
 
 
 def placement_str(placement: Placement) -> str:
-    """``R``, ``S(d)``, ``P`` (a pending sum) or ``P(op)``; ``S(d:8+4+4)`` for a dim in parts of 8, 4 and 4, and ``S(d in 0,1)`` for one
-    that is folded over axes 0 and 1."""
+    """``R``, ``S(d)``, ``P`` (a pending sum), ``P(op)`` or ``P(experts)``; ``S(d:8+4+4)`` for a dim in parts of 8, 4 and 4, and
+    ``S(d in 0,1)`` for one that is folded over axes 0 and 1."""
     if isinstance(placement, Replicate):
         return "R"
     if isinstance(placement, Shard):

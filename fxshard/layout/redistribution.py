@@ -32,6 +32,7 @@ from fxshard.layout.steps import (
     bytes_price,
     exchange_shape,
     is_legal,
+    moves_rows,
     reductions_commute,
     sent_between,
     sent_bytes,
@@ -78,7 +79,7 @@ def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...], packed: tuple[P
         options += [p for p in packed if not layout.held_on(p.dim)]
         for target in options:
             step = None if target == source else single_step(axis, source, target)
-            if step is not None:
+            if step is not None and not moves_rows(step, layout):
                 yield step, layout.with_axis(axis, target)
 
 
@@ -179,7 +180,7 @@ def _graph(ndim: int, axes: int, ops: tuple[str, ...], packed: tuple[PackedShard
     single: list[tuple[Edge, ...]] = [
         ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops, packed) if reductions_commute(after)
     ]
-    paths = [*single, *folded_paths([layout for layout in known if not layout.packed], ndim)]
+    paths = [*single, *folded_paths([layout for layout in known if not layout.packed and layout.expert_axis is None], ndim)]
     edges = list(dict.fromkeys(itertools.chain.from_iterable(paths)))
     layouts = list(dict.fromkeys([*plain, *(layout for before, _, after in edges for layout in (before, after))]))
     place, number = ({one: k for k, one in enumerate(found)} for found in (layouts, edges))

@@ -18,13 +18,25 @@ from functools import lru_cache
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.layout.layouts import FoldedShard, Layout, ceil_shape, nest_of, parts_of, placement_str, sharded_dim
+from fxshard.layout.layouts import (
+    EXPERTS,
+    ROW_DIMS,
+    FoldedShard,
+    Layout,
+    ceil_shape,
+    nest_of,
+    on_experts,
+    parts_of,
+    placement_str,
+    sharded_dim,
+)
 from fxshard.mesh.mesh import Mesh
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 LOCAL_STEPS = ("slice", "to_partial")
 COMMUTING = {"sum", "avg"}
-"""Reductions that commute with each other. A layout with any other pending reduction must have the same one on all its pending axes."""
+"""Reductions that commute with each other. A layout with any other pending reduction must have the same one on all its pending axes.
+Where rows lie has nothing to do with what is added to them, so rows of experts may be pending sums on other axes."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,8 @@ def bytes_price(step: Step, sent: int, written: int) -> float:
 @lru_cache(maxsize=4096)
 def single_step(axis: int, source: Placement, target: Placement) -> Step | None:
     """The step between two placements of one axis; None if no single step does it."""
+    if on_experts(source) or on_experts(target):
+        return None
     kind = _KINDS.get((_placement_kind(source), _placement_kind(target)))
     if kind is None or (kind == "all_to_all" and (sharded_dim(source) == sharded_dim(target) or parts_of(source) or parts_of(target))):
         return None
@@ -125,9 +139,14 @@ def is_legal(step: Step, layout: Layout) -> bool:
     and has only commuting pending reductions before and after."""
     if layout[step.axis] != step.source or single_step(step.axis, step.source, step.target) != step:
         return False
-    if any(nest_of(p) and sharded_dim(p) not in step.dims for p in layout):
+    if any(nest_of(p) and sharded_dim(p) not in step.dims for p in layout) or moves_rows(step, layout):
         return False
     return _fits_nesting(step, layout) and reductions_commute(layout) and reductions_commute(step.after(layout))
+
+
+def moves_rows(step: Step, layout: Layout) -> bool:
+    """Whether a step would move rows that lie on the ranks of their experts, whose places only these ranks know."""
+    return layout.expert_axis is not None and any(dim in ROW_DIMS for dim in step.dims)
 
 
 def _fits_nesting(step: Step, layout: Layout) -> bool:
@@ -150,7 +169,7 @@ def _fits_nesting(step: Step, layout: Layout) -> bool:
 @lru_cache(maxsize=4096)
 def reductions_commute(layout: Layout) -> bool:
     """Whether all pending reductions of a layout commute: equal ones do, and sums with averages."""
-    ops = {p.reduce_op for p in layout if isinstance(p, Partial)}
+    ops = {p.reduce_op for p in layout if isinstance(p, Partial)} - {EXPERTS}
     return len(ops) < 2 or ops <= COMMUTING
 
 

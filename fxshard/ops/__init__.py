@@ -4,7 +4,7 @@
 scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
 ``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose layout the model itself names. ``norms/`` has the
 operators into which softmax, cross-entropy and normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``,
-``row_sum``, ...); each is correct on a shard of the summed dim.
+``row_sum``, ...); each is correct on a shard of the summed dim. ``experts/`` has those of mixtures of experts.
 
 Only local graphs have ``block_attention``, attention to some of the keys; ``merge_attention``, which adds its results up; ``shift``, which
 sends a tensor to the next rank of an axis; and ``axis_index``, the only node that depends on the rank.
@@ -29,6 +29,7 @@ with quick_sources():
         returned,
         user_kernel,
     )
+    from fxshard.ops.experts import products, rows
     from fxshard.ops.norms import cross_entropy, normalization, row_norm, softmax
 
 __all__ = [
@@ -41,11 +42,13 @@ __all__ = [
     "local_region",
     "mesh_ops",
     "placed",
+    "products",
     "random",
     "returned",
     "user_kernel",
     "cross_entropy",
     "normalization",
     "row_norm",
+    "rows",
     "softmax",
 ]

@@ -1,11 +1,12 @@
 """Operators of local graphs that depend on the mesh: ``axis_index``, the only rank-dependent value; ``shift``, which sends a tensor around
-a ring; and ``zigzag``, which exchanges halves of tensors between the first and the last ranks."""
+a ring; ``zigzag``, which exchanges halves of tensors between the first and the last ranks; ``dispatch`` and ``combine``, which send rows to
+the ranks of their experts and back."""
 
 from __future__ import annotations
 
 import torch
 
-from fxshard._torch_compat.groups import rank_and_size
+from fxshard._torch_compat.groups import rank_and_size, start_exchange
 
 
 @torch.library.custom_op("fxshard::axis_index", mutates_args=())
@@ -45,6 +46,27 @@ def zigzag_peers(rank: int, size: int, back: bool) -> tuple[list[int], list[int]
     return (there, here) if back else (here, there)
 
 
+@torch.library.custom_op("fxshard::dispatch", mutates_args=())
+def dispatch(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
+    """Starts to send rows to the ranks of a group: of ``input`` [r, h] the first sent[0] to rank 0, the next sent[1] to rank 1, and so on.
+
+    Those that arrive, received[i] from rank i, are the first rows of the result [rows, h], in the order of ranks; the others are undefined.
+    ``sent`` and ``received``: int64, one number for each rank. They are read, so on a GPU the host waits for them.
+    """
+    return _exchange_rows(input, sent, received, rows, group_name)
+
+
+@torch.library.custom_op("fxshard::combine", mutates_args=())
+def combine(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
+    """The same, back from the experts: of the many rows of ``input``, the ranks of a group expect to send one part in each."""
+    return _exchange_rows(input, sent, received, rows, group_name)
+
+
+def _exchange_rows(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
+    counts = received.tolist(), sent.tolist()
+    return start_exchange(input.new_empty(rows, *input.shape[1:]), input, counts, group_name)
+
+
 def _exchange(input: torch.Tensor, to: list[int], source: list[int], group_name: str) -> torch.Tensor:
     """Starts to send equal parts of the rows of ``input`` to some ranks of a group, and to receive as many; both lists ascend."""
     rows, size = input.shape[0] // len(to), rank_and_size(group_name)[1]
@@ -54,3 +76,5 @@ def _exchange(input: torch.Tensor, to: list[int], source: list[int], group_name:
 
 shift.register_fake(lambda input, group_name: input.new_empty(input.shape))
 zigzag.register_fake(lambda input, back, group_name: input.new_empty(input.shape))
+dispatch.register_fake(lambda input, sent, received, rows, group_name: input.new_empty(rows, *input.shape[1:]))
+combine.register_fake(lambda input, sent, received, rows, group_name: input.new_empty(rows, *input.shape[1:]))

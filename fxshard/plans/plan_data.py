@@ -18,8 +18,24 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import WeightedSizes
 
 FORMAT_VERSION = 4
-NODE_COLLECTIVES = ("shift", "zigzag")
-"""The kinds of collectives that nodes issue themselves: ``shift`` sends a tensor to the next rank of the axis, ``zigzag`` its halves."""
+NODE_COLLECTIVES = ("shift", "zigzag", "all_to_all", "dispatch", "combine")
+"""The kinds of collectives that nodes issue themselves: ``shift`` sends a tensor to the next rank of the axis, ``zigzag`` its halves;
+``dispatch`` sends rows to the ranks of their experts, ``combine`` brings them back, and an all-to-all tells their numbers."""
+EXPERT_IMBALANCE = 1.25
+"""Rows of the busiest rank's experts, as a multiple of the mean over ranks: an assumption, as routing depends on data. Losses that balance
+experts, and capacities of 1.25 in GShard (Lepikhin et al., 2020) and Switch Transformers (Fedus et al., 2021), keep it near this."""
+
+
+def node_collective_bytes(kind: str, size: int, ranks: int) -> int:
+    """Bytes that each of ``ranks`` ranks sends in a collective that a node issues, from an input buffer of ``size`` bytes.
+
+    For rows of experts, what the busiest rank is expected to send and receive: a combine has a buffer for the rows of all ranks.
+    """
+    if kind in ("shift", "zigzag"):
+        return size
+    if kind == "all_to_all":
+        return (ranks - 1) * size // ranks
+    return math.ceil(EXPERT_IMBALANCE * (ranks - 1) * size / ranks / (ranks if kind == "combine" else 1))
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,11 @@ class OpSpec:
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
+
+    @property
+    def is_on_experts(self) -> bool:
+        """Whether it has rows on the ranks of their experts, which the layouts alone do not describe."""
+        return any(layout.expert_axis is not None for layout in (*self.inputs, *self.outputs))
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
@@ -44,10 +65,9 @@ class NodeCollective:
     itemsize: int
     operand: int
 
-    @property
-    def bytes(self) -> int:
+    def bytes(self, mesh: Mesh) -> int:
         """Bytes that each rank sends."""
-        return math.prod(self.buffer) * self.itemsize
+        return node_collective_bytes(self.kind, math.prod(self.buffer) * self.itemsize, mesh.shape[mesh.axis(self.axis)])
 
 
 @dataclass(frozen=True)
@@ -242,7 +262,7 @@ class PlanData:
             if step.is_collective
         )
         first = len(self.redistributions)
-        own = (_own(node, first + k, number) for k, node in enumerate(self.nodes) for number in range(len(node.collectives)))
+        own = (_own(self.mesh, node, first + k, number) for k, node in enumerate(self.nodes) for number in range(len(node.collectives)))
         return (*steps, *own)
 
     def issuer(self, entry: int) -> PlannedNode | None:
@@ -267,13 +287,13 @@ class PlanData:
         return {end.name: self.specs[end.node].outputs[0] for end in self.inputs if end.kind == "parameter"}
 
 
-def _own(node: PlannedNode, entry: int, number: int) -> PlannedCollective:
+def _own(mesh: Mesh, node: PlannedNode, entry: int, number: int) -> PlannedCollective:
     one = node.collectives[number]
     at = node.spec.inputs[one.operand]
     return PlannedCollective(
         kind=one.kind,
         axis=one.axis,
-        bytes=one.bytes,
+        bytes=one.bytes(mesh),
         value=node.name,
         source=at,
         target=at,

@@ -26,6 +26,7 @@ from fxshard.timeline import PassEffect
 
 c10d = torch.ops._c10d_functional
 SHIFT, ZIGZAG = torch.ops.fxshard.shift.default, torch.ops.fxshard.zigzag.default
+DISPATCH, COMBINE = torch.ops.fxshard.dispatch.default, torch.ops.fxshard.combine.default
 KINDS = {
     c10d.all_reduce.default: "all_reduce",
     c10d.all_gather_into_tensor.default: "all_gather",
@@ -33,6 +34,8 @@ KINDS = {
     c10d.all_to_all_single.default: "all_to_all",
     SHIFT: "shift",
     ZIGZAG: "zigzag",
+    DISPATCH: "dispatch",
+    COMBINE: "combine",
 }
 """The collective operators of a local graph, and the names of their kinds."""
 _COLLECTIVES = frozenset(map(id, KINDS))

@@ -12,10 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.cost import time_price
 from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes, producer
-from fxshard.layout.layouts import Layout
+from fxshard.layout.layouts import ROW_DIMS, Layout, on_experts, sharded_dim
 from fxshard.layout.redistribution import bytes_price
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.passes.annotation.annotate import Annotated, annotate, input_layouts
+from fxshard.passes.annotation.expert_values import expert_components
 from fxshard.passes.memory.saved_for_backward import Modes
 from fxshard.passes.planning.choose import Decision, write_plan
 from fxshard.passes.planning.formulate import result_layouts
@@ -56,7 +57,8 @@ def random_graph_plan(
     """
     draw: Any = _FirstChoice() if seed is None else random.Random(seed)
     graph = annotated.graph
-    specs = {n.name: draw.choice(annotated.specs[n.name]) for n in planned_nodes(graph) if n.op != "output"}
+    offered = {**annotated.specs, **_expert_specs(annotated, draw)}
+    specs = {n.name: draw.choice(offered[n.name]) for n in planned_nodes(graph) if n.op != "output"}
     specs |= {end.node: OpSpec((), (inputs[end.name],)) for end in graph.inputs if inputs and end.name in inputs}
     if whole_outputs:
         returned = {o.name for o in graph.outputs if o.kind != "output"}
@@ -73,6 +75,25 @@ def random_graph_plan(
     return write_plan(annotated, decision, *price)
 
 
+def _expert_specs(annotated: Annotated, draw: Any) -> dict[str, Sequence[OpSpec]]:
+    """The specs from which to choose those of nodes between tokens and experts. Nothing redistributes rows on the ranks of their experts:
+    either none of a mixture's nodes has them, or all have, on the same axis."""
+    found: dict[str, Sequence[OpSpec]] = {}
+    for nodes in expert_components(annotated.graph, annotated.calls):
+        stay = {name: [s for s in annotated.specs[name] if _row_places(s) == set()] for name in nodes}
+        places = sorted({p for name in nodes for s in annotated.specs[name] for p in _row_places(s)}, key=str)
+        way = draw.choice([None, *places])
+        go = {name: [s for s in annotated.specs[name] if _row_places(s) == {way}] for name in nodes}
+        found |= go if way is not None and all(go.values()) else stay
+    return found
+
+
+def _row_places(spec: OpSpec) -> set[tuple[Any, ...]]:
+    """How rows on the ranks of their experts lie on the mesh, among the layouts of a spec: what no redistribution changes."""
+    layouts = (layout for layout in (*spec.inputs, *spec.outputs) if layout.expert_axis is not None)
+    return {tuple(p if on_experts(p) or sharded_dim(p) in ROW_DIMS else None for p in layout) for layout in layouts}
+
+
 def _random_saving(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any) -> Decision:
     """Recomputes random blocks; of the other values that both halves read, saves each in a random layout without pending sums."""
     modes = Modes(annotated.graph)
@@ -84,7 +105,10 @@ def _random_saving(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any)
         again = [r for r in modes.recomputed_readers(value) if modes.block[r].name in redone]
         if crossing is None or not (crossing.late or again) or producer(value)[0].name in again_nodes:
             continue
-        kept[value.name] = draw.choice([x for x in input_layouts(value, annotated.mesh) if not x.has_partial])
+        source, output = producer(value)
+        made = specs[source.name].outputs[output]
+        others = [x for x in input_layouts(value, annotated.mesh) if not x.has_partial]
+        kept[value.name] = draw.choice([made] if made.expert_axis is not None else others)
     return Decision(specs, kept, redone)
 
 

@@ -1,4 +1,4 @@
-"""``fxshard::shift`` and ``fxshard::zigzag`` in Inductor: collectives, whose operand stays unchanged in memory until the wait.
+"""``fxshard::shift``, ``zigzag``, ``dispatch`` and ``combine`` in Inductor: collectives, whose operand stays unchanged until the wait.
 
 What would replace it: a registration of custom operators as collectives.
 """
@@ -15,7 +15,8 @@ def register() -> None:
     """Register the lowerings with Inductor, once; the operators are defined in ``fxshard.ops``."""
     from torch._inductor.lowering import lowerings, register_lowering
 
-    for op in (torch.ops.fxshard.shift.default, torch.ops.fxshard.zigzag.default):
+    own = torch.ops.fxshard
+    for op in (own.shift.default, own.zigzag.default, own.dispatch.default, own.combine.default):
         if op not in lowerings:
             register_lowering(op, type_promotion_kind=None)(partial(_lower, op))
 

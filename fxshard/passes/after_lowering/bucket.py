@@ -93,7 +93,7 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
 
 def _is_worth_merging(program: ShardedProgram, one: ProgramCollective) -> bool:
     """Whether a collective costs more to launch than to pack and, if its result is in pieces, unpack."""
-    if one.kind == "zigzag":  # it is rare, and not worth a way to pack halves
+    if one.kind in ("zigzag", "dispatch", "combine"):  # halves are rare, and not worth a way to pack them; rows have counts of their own
         return False
     axis = program.mesh.axis(one.axis)
     return packing_time(one.kind, axis, one.bytes, program.mesh) < collective_time(one.kind, axis, 0, program.mesh)

@@ -45,6 +45,8 @@ def collective_cuts(node: fx.Node, dim: int, count: int) -> tuple[Cut, Cut] | No
 
     If the dim has a block per rank, each piece has a part of every block.
     """
+    if KINDS[node.target] in ("dispatch", "combine"):  # data decides which rows a rank sends
+        return None
     kind, size = KINDS[node.target], node.all_input_nodes[0].meta["val"].shape[dim]
     ranks = next((a for a in node.args[1:] if type(a) is int), 1)
     if kind in ("all_to_all", "zigzag") and dim == 0:  # dim 0 counts blocks

@@ -20,6 +20,7 @@ from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
 from fxshard.layout.layouts import Layout, all_layouts, nested_chunk
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.expert_values import expert_nodes
 from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.overlap import Windows
@@ -274,7 +275,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh, family: GraphFamily | None) -> 
     specs: dict[str, tuple[OpSpec, ...]] = {}
     fallbacks = []
     local = region_specs(graph, mesh)
-    packable = packings_of(graph)
+    packable, travelling = packings_of(graph), expert_nodes(graph, calls)
     inputs: dict[Any, tuple[OpSpec, ...]] = {}
     batches = {i.node for i in graph.inputs if i.kind in ("input", "tangent")}
     for node in planned_nodes(graph):
@@ -291,7 +292,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh, family: GraphFamily | None) -> 
             if node.name in late:
                 strategy = _replicated(call, mesh, late[node.name])
             else:
-                strategy = op_strategy(call, mesh, reductions[node.name], packs_of(node, packable))
+                strategy = op_strategy(call, mesh, reductions[node.name], packs_of(node, packable), node.name in travelling)
             specs[node.name] = (named_specs if node.target is PLACED else kept_specs)(node, mesh, strategy.specs)
             if strategy.fallback and calls[node.name].outputs:
                 fallbacks.append((node.name, strategy.reason))

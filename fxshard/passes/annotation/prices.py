@@ -66,7 +66,7 @@ class Prices:
         for weight, annotated in self.samples:
             call = annotated.calls.get(node)
             for one in () if call is None else own_collectives(call, spec, annotated.mesh):
-                found[one.axis] = found.get(one.axis, 0.0) + weight * one.bytes
+                found[one.axis] = found.get(one.axis, 0.0) + weight * one.bytes(annotated.mesh)
         return found
 
     def extent(self, value: fx.Node, output: int | None = None) -> tuple[AnyShape, int]:

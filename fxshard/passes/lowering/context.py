@@ -51,11 +51,13 @@ class Context:
         return self.local.axis_index(axis)
 
     def shift(self, x: fx.Node, axis: int) -> fx.Node:
-        self.issued.append(self.emit(SHIFT, x, self.mesh.axis_names[axis]))
-        return self.issued[-1]
+        return self.collective(SHIFT, x, axis=axis)
 
     def zigzag(self, x: fx.Node, back: bool, axis: int) -> fx.Node:
-        self.issued.append(self.emit(ZIGZAG, x, back, self.mesh.axis_names[axis]))
+        return self.collective(ZIGZAG, x, back, axis=axis)
+
+    def collective(self, target: Any, *args: Any, axis: int) -> fx.Node:
+        self.issued.append(self.emit(target, *args, self.mesh.axis_names[axis]))
         return self.issued[-1]
 
     def arrived(self, started: fx.Node) -> fx.Node:

@@ -38,6 +38,7 @@ from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph,
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
 from fxshard.passes.trace.dtensor_calls import dtensor_calls
+from fxshard.passes.trace.expert_calls import expert_calls
 from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters, insert_casts, unreduced
 from fxshard.passes.trace.fakes.rebind import parameter_names
@@ -162,6 +163,7 @@ def _capture(
         again(),
         inlined(),
         dtensor_calls(model),
+        expert_calls(),
         _without_fast_paths(),
         flex_attention_of_any_device(),
         sizes_from_data(),

@@ -26,15 +26,11 @@ GRAPH_BREAKS = (
 )
 CALL = "check the arguments and that line: the model raises this when it is called with them, sharded or not"
 OURS = os.path.join(Path(__file__).parents[2], "")
-EXPERTS_LOOP, GROUPED_EXPERTS = r"[/\\]transformers[/\\].*: .*expert_hit", r"[/\\]transformers[/\\].*[/\\]moe\.py:.*grouped_mm"
-"""Lines in transformers: the loop over the experts that tokens chose, and the grouped product over all experts."""
+EXPERTS_LOOP = r"[/\\]transformers[/\\].*: .*expert_hit"
+"""The line in transformers of the loop over the experts that tokens chose."""
 GROUPED = (
-    'a loop over experts that data chooses cannot be one graph: call model.set_experts_implementation("batched_mm"), or '
-    '"grouped_mm" for bfloat16 (experts_implementation= of from_pretrained and of the config)'
-)
-BATCHED = (
-    'torch\'s grouped product takes only bfloat16 while it is traced: call model.set_experts_implementation("batched_mm") '
-    "(experts_implementation= of from_pretrained and of the config), or use a model in bfloat16"
+    'a loop over experts that data chooses cannot be one graph: call model.set_experts_implementation("grouped_mm") '
+    "(experts_implementation= of from_pretrained and of the config)"
 )
 DATA_DEPENDENT = {
     "DynamicOutputShapeException": "gives a result whose size depends on the data",
@@ -75,9 +71,7 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
 
 def _known_remedy(where: str) -> str | None:
     """The remedy for a line that is known not to trace, None for any other line."""
-    if re.search(EXPERTS_LOOP, where):
-        return GROUPED
-    return BATCHED if re.search(GROUPED_EXPERTS, where) else None
+    return GROUPED if re.search(EXPERTS_LOOP, where) else None
 
 
 def _operator_error(error: BaseException | None) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ import torch
 from fxshard._torch_compat import TorchDispatchMode
 from fxshard._torch_compat.operators import named_arguments
 from fxshard.passes.after_lowering.forward_backward import forward_collectives
-from fxshard.program.sharded_program import KINDS, SHIFT, ZIGZAG, ProgramCollective, ShardedProgram
+from fxshard.program.sharded_program import COMBINE, DISPATCH, KINDS, SHIFT, ZIGZAG, ProgramCollective, ShardedProgram
 from fxshard.runtime.groups.reduce_scatter import as_issued
 from fxshard.runtime.rank_graph.bind import axis_of_group
 from fxshard.runtime.simulate.simulate import Recorded
@@ -39,7 +39,7 @@ def in_order_of_issue(program: ShardedProgram, backends: Mapping[str, str]) -> t
 
 def kind_of(func: Any) -> str | None:
     """The kind of a collective operator; None for other operators."""
-    if func in (SHIFT, ZIGZAG):
+    if func in (SHIFT, ZIGZAG, DISPATCH, COMBINE):
         return KINDS[func]
     if getattr(func, "namespace", None) != "_c10d_functional":
         return None

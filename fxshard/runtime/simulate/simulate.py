@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from fxshard.runtime.simulate.reductions import reduce_tensors, scatter_tensors
 from fxshard.runtime.simulate.shards import gather, scatter
 
 MAX_RANKS = 64
+ROWS = ("dispatch", "combine")
+"""All-to-alls of rows of experts, as many as data says."""
 BACK = "back"
 """The ``op`` of a zigzag that moves blocks back."""
 
@@ -122,7 +125,7 @@ def run_rank(steps: Sequence[Step], inputs: Sequence[torch.Tensor], index: Mappi
         elif step.kind == "output":
             return tuple(args[0])
         elif step.kind == "collective":
-            values[node] = yield _issued(step, args)
+            values[node] = _padded(step, args, (yield _issued(step, args)))
         elif step.kind == "wait":
             values[node] = args[0]
         elif step.kind == "axis_index":
@@ -138,7 +141,16 @@ def _issued(step: Step, args: Sequence[Any]) -> IssuedCollective:
     kind = KINDS[step.node.target]
     reduction = args[1] if kind in ("all_reduce", "reduce_scatter") else BACK if kind == "zigzag" and args[1] else ""
     splits = (tuple(args[2]), tuple(args[1])) if kind == "all_to_all" else None
+    if kind in ROWS:
+        splits = tuple(args[1].tolist()), tuple(args[2].tolist())
     return IssuedCollective(kind, args[-1], reduction, args[0], step.node.name, splits, step.where)
+
+
+def _padded(step: Step, args: Sequence[Any], arrived: torch.Tensor) -> torch.Tensor:
+    """What arrived; rows of experts are the first of a buffer, whose other rows are undefined: here NaN, so that reading them shows."""
+    if KINDS[step.node.target] not in ROWS:
+        return arrived
+    return torch.cat([arrived, arrived.new_full((args[3] - len(arrived), *arrived.shape[1:]), math.nan)])
 
 
 def run_lockstep(
@@ -230,7 +242,7 @@ def _collective(calls: Sequence[IssuedCollective], reduction: str) -> list[torch
         return [tensors[source - 1].clone() for source in range(n)]
     if call.kind == "zigzag":
         return _zigzag(tensors, call.op == BACK)
-    blocks = [c.tensor.split(c.splits[0]) for c in calls if c.splits is not None]
+    blocks = [c.tensor[: sum(c.splits[0])].split(c.splits[0]) for c in calls if c.splits is not None]
     return [torch.cat([blocks[source][target] for source in range(n)]) for target in range(n)]
 
 

@@ -10,10 +10,14 @@ import math
 
 import torch
 
+from fxshard.layout.layouts import EXPERTS
+
 
 def has_reduction(op: str, dtype: torch.dtype) -> bool:
     """Whether values of ``dtype`` can be reduced by ``op``: booleans have no sum or product, integers no average, complex numbers no
-    maximum or minimum, 8-bit floats no reduction at all."""
+    maximum or minimum, 8-bit floats no reduction at all. Rows of experts may have any dtype."""
+    if op == EXPERTS:
+        return True
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return False
     if op in ("max", "min"):
@@ -23,7 +27,7 @@ def has_reduction(op: str, dtype: torch.dtype) -> bool:
 
 def identity(op: str, dtype: torch.dtype) -> float | int | bool:
     """The identity element of a reduction."""
-    if op in ("sum", "avg"):
+    if op in ("sum", "avg", EXPERTS):
         return 0
     if op == "product":
         return 1
@@ -39,7 +43,7 @@ def commutes_with_conversion(op: str, source: torch.dtype, target: torch.dtype) 
     """Whether the pending reduction ``op`` commutes with a conversion from ``source`` to ``target``."""
     if not (has_reduction(op, source) and has_reduction(op, target)):
         return False
-    if source == target:
+    if source == target or op == EXPERTS:
         return True
     if op in ("max", "min"):
         return _keeps_order(source, target)

@@ -24,6 +24,7 @@ from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import NO_RULE, OpSpec
 from fxshard.strategies.engine.conversion import commutes_with_conversion, has_reduction, is_inexact
+from fxshard.strategies.engine.expert_option import MATRICES, NAME, TOKENS, by_row, own_option
 from fxshard.strategies.engine.factors import Factors, Linear, is_one, known_equal, replicate_all, resolve
 from fxshard.strategies.engine.packed import Packs
 from fxshard.strategies.engine.registered_sharding import options_from, sharding_function
@@ -53,13 +54,15 @@ class OpStrategy:
 @dataclass(frozen=True)
 class _ShardingCondition:
     """The conditions for sharding a factor of ``size``: aligned cuts in merged dims (``inner``: sizes of the rest of these dims), no empty
-    shards (``full``), equal shards (``even``). ``parts``: of a packed factor, each of which must meet them; only one axis may cut it."""
+    shards (``full``), equal shards (``even``). ``parts``: of a packed factor, each of which must meet them; only one axis may cut it.
+    ``tokens``: the factor of the tokens whose rows travel: an inner axis may cut it too only if all shards are equal."""
 
     size: Any
     inner: tuple[Any, ...]
     full: bool
     even: bool
     parts: tuple[int, ...] = ()
+    tokens: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,17 @@ class _Options:
     conflicts: frozenset[frozenset[str]] = frozenset()
 
 
-def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS, packs: Packs = ()) -> OpStrategy:
+def op_strategy(call: Call, mesh: Mesh, reductions: Iterable[str] = REDUCE_OPS, packs: Packs = (), on_experts: bool = False) -> OpStrategy:
     """All legal specs of ``call`` on ``mesh``, replicated first, in a fixed order.
 
     ``reductions``: the pending reductions that may pass through the operator; a graph in which only sums occur needs only those.
-    ``packs``: the dims that may be packed, () for none.
+    ``packs``: the dims that may be packed, () for none. ``on_experts``: its operands may be rows that lie on the ranks of their experts.
     """
     wanted = tuple(op for op in REDUCE_OPS if op in set(reductions))
     if not call.is_hashable:
-        return _strategy(call, mesh.shape, wanted, packs)
-    return _cached(call, mesh.shape, wanted, None if has_rule(call.op) else sharding_function(call.op), packs)
+        return _strategy(call, mesh.shape, wanted, packs, on_experts)
+    function = None if has_rule(call.op) else sharding_function(call.op)
+    return _cached(call, mesh.shape, wanted, function, packs, on_experts)
 
 
 def created_reductions(call: Call) -> frozenset[str]:
@@ -99,9 +103,9 @@ def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
 
 
 @lru_cache(maxsize=2048)
-def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any, packs: Packs) -> OpStrategy:
+def _cached(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], function: Any, packs: Packs, on_experts: bool) -> OpStrategy:
     """``function``: the one given to torch's ``register_sharding``; part of the key, because torch reports no changes."""
-    return _strategy(call, shape, reductions, packs)
+    return _strategy(call, shape, reductions, packs, on_experts)
 
 
 def cache_info() -> Any:
@@ -139,7 +143,7 @@ def resolved_rule(call: Call) -> tuple[Factors, dict[str, Any]] | None:
     return None if entry is None else resolve(entry.rule(call), call)
 
 
-def _options(call: Call, packs: Packs = ()) -> _Options:
+def _options(call: Call, packs: Packs = (), on_experts: bool = False) -> _Options:
     entry = lookup(call.op)
     function = None if entry else sharding_function(call.op)
     if function is not None:
@@ -163,6 +167,13 @@ def _options(call: Call, packs: Packs = ()) -> _Options:
     found += _packed(call, packs, rule, sizes, conditions)
     if packs:
         excluded |= _conflicts(found, only_packed=True)
+    if rule.on_experts is not None and (own := own_option(rule, sizes)) is not None:
+        found.append(AxisOption(*own, NAME, once=True))
+        conditions[NAME] = _ShardingCondition(sizes[TOKENS], (), False, False, tokens=TOKENS)
+        excluded.add(frozenset((NAME, MATRICES)))
+    elif on_experts and entry is not None and entry.ignores_position and (rows := by_row(rule)) is not None:
+        found.append(AxisOption(*rows, NAME, once=True))
+        conditions[NAME] = _ShardingCondition(None, (), False, False)
     found += _pending(rule, call)
     distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
     return _Options(tuple(reversed(distinct.values())), conditions, entry is None, rule.note, frozenset(excluded))
@@ -337,8 +348,8 @@ def _obeys(rule: Factors, option: AxisOption) -> bool:
     return all(option.inputs[i] == option.outputs[o] for i, o in rule.enforce)
 
 
-def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], packs: Packs = ()) -> OpStrategy:
-    offered = _options(call, packs)
+def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], packs: Packs = (), on_experts: bool = False) -> OpStrategy:
+    offered = _options(call, packs, on_experts)
     options = [o for o in offered.options if _wanted(o, reductions)]
     product = itertools.product(options, repeat=len(shape))
     chosen = [c for c in product if _legal(c, shape, offered.conditions) and not _has_conflict(c, offered.conflicts)]
@@ -370,6 +381,8 @@ def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], conditions: d
         return False
     for factor in {o.factor for o in chosen if o.factor is not None}:
         condition = conditions[factor]
+        if condition.tokens and not _tokens_fit(chosen, shape, condition):
+            return False
         if condition.inner or condition.full or condition.even or condition.parts:
             ranks = tuple(n for o, n in zip(chosen, shape, strict=True) if o.factor == factor)
             if condition.parts and len(ranks) > 1:
@@ -377,6 +390,15 @@ def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], conditions: d
             if not all(_meets(size, condition, ranks) for size in condition.parts or (condition.size,)):
                 return False
     return True
+
+
+def _tokens_fit(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], condition: _ShardingCondition) -> bool:
+    """Whether the buffers of rows hold all rows: the ranks of an axis with uneven tokens have equally many together only if the axis is the
+    innermost one that shards them."""
+    cut = [k for k, o in enumerate(chosen) if o.factor == condition.tokens]
+    axis = next(k for k, o in enumerate(chosen) if o.factor == NAME)
+    ranks = math.prod(shape[k] for k in (*cut, axis))
+    return all(k < axis for k in cut) or known_equal(condition.size % ranks, 0)
 
 
 def _meets(size: Any, condition: _ShardingCondition, ranks: tuple[int, ...]) -> bool:

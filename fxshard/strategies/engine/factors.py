@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.distributed.tensor.placement_types import Placement
+
 from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.errors import RuleError
 from fxshard.graph.call import Call, Operand, TensorMeta
@@ -72,6 +74,7 @@ class Factors:
         enforce: pairs (operand, output) that share memory, and so their layout.
         together: pairs of factors that one axis of the mesh may shard together; the local form then communicates, so an operator alone on
             its shards does not give the result.
+        on_experts: placements of (operands, outputs) on an axis whose ranks hold the rows of their own experts.
         sizes: sizes of factors that do not follow from the shapes.
         note: for people, why the operator has no more shardings.
     """
@@ -85,6 +88,7 @@ class Factors:
     depends: tuple[tuple[int, ...], ...] | None = None
     enforce: tuple[tuple[int, int], ...] = ()
     together: tuple[tuple[str, str], ...] = ()
+    on_experts: tuple[tuple[Placement, ...], tuple[Placement, ...]] | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 

@@ -70,8 +70,12 @@ class LocalContext(Protocol):
         """The same for halves of ``x`` [2, ...], which go to the ranks that ``fxshard::zigzag`` says."""
         ...
 
+    def collective(self, target: Any, *args: Any, axis: int) -> fx.Node:
+        """The same for any collective ``target(*args, group name)``."""
+        ...
+
     def arrived(self, started: fx.Node) -> fx.Node:
-        """What a ``shift`` or ``zigzag`` receives."""
+        """What a collective receives."""
         ...
 
     def item(self, node: fx.Node, index: int) -> fx.Node:

@@ -43,6 +43,11 @@ class Registered:
         """The options on packed dims; None if there are none, because the local form may depend on the shard's position."""
         return self.packed or (by_factor if self.local is None else None)
 
+    @property
+    def ignores_position(self) -> bool:
+        """Whether the local form does not depend on which elements of a sharded dim it gets."""
+        return self.local is None or self.packed is not None
+
 
 _RULES: dict[str, Registered] = {}
 _ON_CHANGE: list[Callable[[], None]] = []

@@ -133,6 +133,9 @@ class EagerContext:
     def zigzag(self, x: Any, back: bool, axis: int) -> Any:
         raise NotImplementedError("the ranks of the oracle do not communicate")
 
+    def collective(self, target: Any, *args: Any, axis: int) -> Any:
+        raise NotImplementedError("the ranks of the oracle do not communicate")
+
     def arrived(self, started: Any) -> Any:
         raise NotImplementedError("the ranks of the oracle do not communicate")
 

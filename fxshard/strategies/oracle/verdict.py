@@ -166,10 +166,10 @@ def _is_split(combination: Combination) -> bool:
 
 
 def _specs(case: Case, ranks: Sequence[int]) -> list[tuple[int, OpSpec]]:
-    """The offered specs; those whose local form communicates say nothing about the operator alone."""
+    """The offered specs; those whose ranks communicate, or have rows from others, say nothing about the operator alone."""
     meshes = [(n, Mesh({"a": n})) for n in ranks]
     found = ((n, mesh, spec) for n, mesh in meshes for spec in op_strategy(case.call, mesh).specs)
-    return [(n, spec) for n, mesh, spec in found if not own_collectives(case.call, spec, mesh)]
+    return [(n, spec) for n, mesh, spec in found if not (spec.is_on_experts or own_collectives(case.call, spec, mesh))]
 
 
 def _wrongs(case: Case, ranks: Sequence[int]) -> Iterator[Finding]:
