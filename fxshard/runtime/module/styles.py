@@ -19,10 +19,11 @@ from fxshard.errors import OptionError, a_kind
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.parallel import AUTO, WORDS, read_parallel
+from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.module.module import shard_module
-from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, shard_parameters
+from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, layout_or_part, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
 from fxshard.runtime.module.waiting import WaitingForward, dissolve
 from fxshard.runtime.rank_graph.bind import mesh_device
@@ -73,13 +74,23 @@ def parallelize_module(
         parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)
     source = src_data_rank if src_data_rank is None else int(mesh.mesh[(src_data_rank,) * mesh.ndim])
     settings = replace(settings, src_data_rank=source)
-    free += distribute_others(module, mesh, source)
+    parts = parts_of_mesh(module, mesh)
+    if not isinstance(settings.pins, ShardingPlan):
+        settings = replace(settings, pins={**parts, **(settings.pins or {})})
+    free += [p for n, p in module.named_parameters() if n in parts] + distribute_others(module, mesh, source)
     if example_args is not None:
         return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
     if example_kwargs is not None:
         raise OptionError("example_kwargs need example_args", remedy="pass example_args=() beside them")
     module.forward = DeferredForward(module, vars(module).get("forward"), free, mesh, settings)
     return module
+
+
+def parts_of_mesh(module: nn.Module, device_mesh: DeviceMesh) -> dict[str, Any]:
+    """The placements by axis of the parameters that a style has put on a part of ``device_mesh``; the plan decides on the other axes."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    known = {name: layout_or_part(p, as_mesh(device_mesh)) for name, p in named.items() if isinstance(p, DTensor)}
+    return {name: part for name, part in known.items() if isinstance(part, dict)}
 
 
 def distribute_others(module: nn.Module, device_mesh: DeviceMesh, source: int | None) -> list[nn.Parameter]:
@@ -96,7 +107,7 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
     if plan is None or plan == AUTO:
         return {}, {}
     if isinstance(plan, Mapping) and plan and all(set(key if isinstance(key, tuple) else (key,)) <= set(names) for key in plan):
-        words = {axis: one for axis, one in plan.items() if one is None or one == AUTO or _is_word(one)}
+        words = {axis: one for axis, one in plan.items() if one is None or isinstance(one, str) or _is_word(one)}
         return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
     if _is_word(plan):
         return {}, read_parallel(plan, as_mesh(mesh))

@@ -283,8 +283,13 @@ def words() -> None:
     assert model.layers[0].up.weight.placements == (Shard(0),)
     assert {str(layout) for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "input"} == {"S(0)"}
     both = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
-    mixed = fxshard.parallelize_module(made(), both, {"dp": fxshard.FullyShard(), "tp": LINEAR}, compiler="eager")
-    torch.testing.assert_close(train(mixed, tokens()), want)
+    for word in (fxshard.FullyShard(), "fsdp"):
+        mixed = fxshard.parallelize_module(made(), both, {"dp": word, "tp": LINEAR}, compiler="eager")
+        before = dict(mixed.named_parameters())
+        torch.testing.assert_close(train(mixed, tokens()), want)
+        equal(mixed, reference)
+        assert all(before[name] is p and Shard(0) in p.placements[:1] for name, p in mixed.named_parameters() if p.ndim == 2)
+        assert mixed.layers[0].up.weight.placements == (Shard(0), Shard(0)), "a style says nothing about the other axis"
     given = fxshard.parallelize(made(), (tokens(),), mesh(), parallel=fxshard.DataParallel(), compiler="eager")
     torch.testing.assert_close(train(given, tokens()), want)
     assert given.layers[0].up.weight.placements == (Replicate(),)
