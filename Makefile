@@ -58,7 +58,7 @@ pairs: $(STAMP) ## redistributions between every two layouts, against whole tens
 ops: $(STAMP) ## operator coverage beside DTensor; resumes where it was stopped; writes docs/operators.md (under an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.operators $(OPS_ARGS)
 
-models: $(MODEL_PACKAGES)/.installed ## 80 and more architectures, sharded, against one device; resumes where it was stopped; writes docs/models.md (hours)
+models: $(MODEL_PACKAGES)/.installed ## 94 architectures, sharded, against one device; resumes where it was stopped; writes docs/models.md (an hour; a minute for one)
 	OMP_NUM_THREADS=1 PYTHONPATH=$(MODEL_PACKAGES) $(BIN)/python -m bench.models $(MODELS_ARGS)
 
 # In a folder of their own: a torchvision that does not fit the build of torch breaks transformers wherever it is found.
