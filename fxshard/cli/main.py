@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
 from fxshard.cli.exit_codes import ended
-from fxshard.cli.pipeline import add_pipeline, pipeline_text
+from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
 from fxshard.cli.words import parse_words
 from fxshard.errors import FileError, OptionError
 from fxshard.mesh.hardware import HARDWARE
@@ -155,6 +155,7 @@ def _plan(options: argparse.Namespace) -> int:
     if options.pipeline is not None:
         print(pipeline_text(options, mesh, plan_options))
         return 0
+    check_no_pipeline(options)
     from fxshard.cli.dynamic_text import check_named, parse_sizes
 
     sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]

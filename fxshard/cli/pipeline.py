@@ -11,6 +11,7 @@ from fxshard.errors import OptionError
 if TYPE_CHECKING:
     from fxshard.mesh.mesh import Mesh
 
+DEFAULT = "1F1B"
 USED = ("parallel", "memory_limit", "cache")
 """The options of a plan that also plan a pipeline."""
 ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes")
@@ -20,7 +21,15 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     pipeline_help = "cut the model into stages along this axis and show them; the factory then returns the arguments of one microbatch"
     parser.add_argument("--pipeline", metavar="AXIS", help=pipeline_help)
     parser.add_argument("--microbatches", type=int, metavar="N", help="microbatches in a step of the pipeline (default: 4 for each stage)")
-    parser.add_argument("--schedule", default="1F1B", metavar="NAME", help="of the pipeline: 1F1B (the default) or GPipe")
+    parser.add_argument("--schedule", metavar="NAME", help="of the pipeline: 1F1B (the default) or GPipe")
+
+
+def check_no_pipeline(options: argparse.Namespace) -> None:
+    """Raises OptionError for options of a pipeline without ``--pipeline``."""
+    given = [f"--{name}" for name in ("microbatches", "schedule") if getattr(options, name) is not None]
+    if given:
+        useless = " and ".join(given)
+        raise OptionError(f"{useless} would have no effect without a pipeline", remedy=f"add --pipeline AXIS, or leave out {useless}")
 
 
 def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping[str, Any]) -> str:
@@ -38,5 +47,5 @@ def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping
     stages = mesh.shape[mesh.axis_names.index(options.pipeline)] if options.pipeline in mesh.axis_names else 1
     microbatches = 4 * stages if options.microbatches is None else options.microbatches
     limits = {"optimizer": options.optimizer, "time_limit": options.time_limit, **{name: plan_options[name] for name in USED}}
-    step = {"microbatches": microbatches, "mb_kwargs": kwargs, "schedule": options.schedule}
+    step = {"microbatches": microbatches, "mb_kwargs": kwargs, "schedule": options.schedule or DEFAULT}
     return str(plan_pipeline(model, args, mesh, options.pipeline, **step, **limits))

@@ -71,7 +71,8 @@ class PipelinePlan:
         rows = [(i, _span(s.layers), len(s.layers), f"{s.time:,.0f}", size_text(s.memory), s.in_flight) for i, s in enumerate(self.stages)]
         table = fitted(rows, ("stage", "layers", "count", "us", "memory", "in flight"), same=False)
         head = f"mesh {self.mesh}: {count_text(len(self.stages), 'stage')} on axis {self.axis}, {self.schedule}"
-        last = f"{count_text(self.microbatches, 'microbatch').replace('microbatchs', 'microbatches')} take {self.step_time:,.0f} us"
+        count = "1 microbatch takes" if self.microbatches == 1 else f"{self.microbatches} microbatches take"
+        last = f"{count} {self.step_time:,.0f} us"
         return f"{head}\n\n{table}\n\n{last}; bubble {self.bubble:.1%}. Times and memory are predicted, per microbatch and device."
 
     def to_json(self) -> str:

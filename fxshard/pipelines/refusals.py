@@ -42,13 +42,17 @@ def check_modules(model: nn.Module) -> None:
 
 
 def check_graph(module: fx.GraphModule) -> None:
-    """Raises PlanError for random operators, whose numbers would not be those of one device, and for buffers that the model writes."""
+    """Raises PlanError for random operators, whose numbers would not be those of one device, for batch norm in training, and for buffers
+    that the model writes."""
     for node in module.graph.nodes:
         if isinstance(node.target, OpOverload):
             where = next((name for name in reversed(modules_of(node)) if name), "the model")
             if draws(node):
                 remedy = "set its probability to 0, call .eval() on it, or do without a pipeline"
                 raise PlanError(f"{where} draws random numbers ({node.target}), which stages cannot draw as one device does", remedy=remedy)
+            if _normalises_the_batch(node):
+                remedy = "use another norm (F.group_norm), pass training=False with running statistics, or do without a pipeline"
+                raise PlanError(f"{where} would normalise each microbatch by itself ({node.target})", remedy=remedy)
             for written in _written(node):
                 what = f"{where} writes {written!r} ({node.target}), once for each microbatch"
                 raise PlanError(what, remedy="update it outside of the forward, or do without a pipeline")
@@ -66,6 +70,11 @@ def draws(node: fx.Node) -> bool:
     given = named_arguments(node.target, node.args, node.kwargs)
     chances = [given[name] for name in PROBABILITIES if isinstance(given.get(name), int | float)]
     return given.get("train") is not False and not (chances and not any(chances))
+
+
+def _normalises_the_batch(node: fx.Node) -> bool:
+    """Whether an operator is batch norm with the statistics of its input."""
+    return "batch_norm" in node.target.name() and named_arguments(node.target, node.args, node.kwargs).get("training") is True
 
 
 def _written(node: fx.Node) -> list[str]:

@@ -76,3 +76,5 @@ def test_a_pipeline_is_shown_by_its_stages(factory: str, capsys: Any) -> None:
     assert "--explain would have no effect on a pipeline" in capsys.readouterr().err
     assert cli.main([*asked[:-2], "pq"]) == USER_ERROR
     assert "the mesh has no axis 'pq'" in capsys.readouterr().err
+    assert cli.main([*asked[:4], "--microbatches", "6", "--schedule", "GPipe"]) == USER_ERROR
+    assert "--microbatches and --schedule would have no effect without a pipeline" in capsys.readouterr().err

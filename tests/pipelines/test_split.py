@@ -115,6 +115,16 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
         split(Net(dropout=0.1), args, {}, ["layers.1"])
     split(Net(dropout=0.1).eval(), args, {}, ["layers.1"])
 
+    class Normalising(Net):
+        def forward(self, tokens: Tensor, keep: Tensor, targets: Tensor) -> Any:
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = layer(F.batch_norm(x.mT, None, None, training=True).mT, self.angles, ~keep[..., None], x)
+            return x
+
+    with pytest.raises(PlanError, match=r"the model would normalise each microbatch by itself \(aten.batch_norm"):
+        split(Normalising().eval(), args, {}, ["layers.1"])
+
     class Counting(Net):
         def forward(self, *args: Tensor) -> Any:
             self.angles.add_(1)
