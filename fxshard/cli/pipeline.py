@@ -47,5 +47,5 @@ def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping
     stages = mesh.shape[mesh.axis_names.index(options.pipeline)] if options.pipeline in mesh.axis_names else 1
     microbatches = 4 * stages if options.microbatches is None else options.microbatches
     limits = {"optimizer": options.optimizer, "time_limit": options.time_limit, **{name: plan_options[name] for name in USED}}
-    step = {"microbatches": microbatches, "mb_kwargs": kwargs, "schedule": options.schedule or DEFAULT}
+    step: dict[str, Any] = {"microbatches": microbatches, "mb_kwargs": kwargs, "schedule": options.schedule or DEFAULT}
     return str(plan_pipeline(model, args, mesh, options.pipeline, **step, **limits))
