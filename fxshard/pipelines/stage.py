@@ -20,11 +20,11 @@ from fxshard.pipelines.plan import PipelinePlan, inner_mesh, plan_pipeline
 from fxshard.pipelines.refusals import check_axis
 from fxshard.pipelines.split import Passed, StageModule, split
 from fxshard.runtime.calls.inputs import as_dtensor
-from fxshard.runtime.calls.options import check_device_mesh
+from fxshard.runtime.calls.options import check_device_mesh, check_unused
 from fxshard.runtime.module.accumulation import no_sync
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.ranks.agreement import TIMEOUT, Meeting, default_group
-from fxshard.runtime.ranks.launch import mesh_ranks
+from fxshard.runtime.ranks.launch import compare, ends_together, mesh_ranks
 
 PLANNING = ("parallel", "optimizer", "mixed_precision", "time_limit", "cache")
 """Options for planning both the layers and the module of a stage."""
@@ -122,12 +122,14 @@ def pipeline(
     Args:
         mb_args, mb_kwargs: arguments of the model for one microbatch. All microbatches have the same sizes.
         microbatches: their number in a step: give the schedule the same.
-        plan: a plan from ``fxshard.plan_pipeline``; by default one rank makes it for all.
-        schedule, memory_limit: as in ``fxshard.plan_pipeline``. hardware: as in ``fxshard.parallelize``.
+        plan: a plan from ``fxshard.plan_pipeline``, the same on all ranks; by default one rank makes it for all.
+        schedule, memory_limit: as in ``fxshard.plan_pipeline``. A ``plan`` must be for this schedule, and goes without a limit.
+        hardware: as in ``fxshard.parallelize``.
         options: ``parallel``, ``optimizer``, ``mixed_precision``, ``time_limit``, ``cache``; and, as in ``parallelize``, ``compiler``,
             ``timeout``, ``debug``, ``dump``, ``without``, ``src_data_rank``.
 
-    Raises as ``fxshard.plan_pipeline`` and ``fxshard.parallelize``.
+    Raises as ``fxshard.plan_pipeline`` and ``fxshard.parallelize``; PlanError if ``plan`` is for another model, mesh or schedule; RunError
+    if the ranks differ in the plan, or another rank could not make its stage.
     """
     check_device_mesh(device_mesh)
     for name in options:
@@ -136,7 +138,8 @@ def pipeline(
             raise OptionError(what, remedy=f"its options are {', '.join((*PLANNING, *RUNNING))}")
     mesh = as_mesh(device_mesh, hardware)
     check_axis(mesh, axis, microbatches, schedule)
-    kwargs = dict(mb_kwargs or {})
+    check_unused(plan, memory_limit=memory_limit)
+    kwargs, timeout = dict(mb_kwargs or {}), options.get("timeout", TIMEOUT)
     if plan is None:
         planning = {name: options[name] for name in PLANNING if name in options}
 
@@ -144,15 +147,24 @@ def pipeline(
             chosen: dict[str, Any] = {"mb_kwargs": kwargs, "schedule": schedule, "memory_limit": memory_limit}
             return plan_pipeline(model, mb_args, mesh, axis, microbatches=microbatches, **chosen, **planning)
 
-        plan = _shared(make, device_mesh, (mesh, axis, microbatches, schedule), options.get("timeout", TIMEOUT))
-    _check_plan(plan, mesh, axis, microbatches)
+        plan = _shared(make, device_mesh, (mesh, axis, microbatches, schedule), timeout)
+    ranks = mesh_ranks(device_mesh)
+    compare(_fields(plan), ranks=ranks, timeout=timeout)
+    _check_plan(plan, mesh, axis, microbatches, schedule)
     index = device_mesh.get_local_rank(axis)
-    mine = split(model, mb_args, kwargs, plan.starts)[index]
     inside = device_mesh[tuple(name for name in mesh.axis_names if name != axis)]
-    ends = _ends(mine, plan, index, inside)
-    running = {name: options[name] for name in (*PLANNING, *RUNNING) if name in options}
-    _shard(mine, plan, index, ends, inside, {**running, "hardware": inner_mesh(mesh, axis).hardware})
-    return ShardedStage(mine.module, plan, index, ends, inside, device_mesh.get_group(axis))
+    running = {**options, "hardware": inner_mesh(mesh, axis).hardware}
+    with ends_together("make its stage of the pipeline", ranks=ranks, timeout=timeout):
+        mine = split(model, mb_args, kwargs, plan.starts)[index]
+        ends = _ends(mine, plan, index, inside)
+        _shard(mine, plan, index, ends, inside, running)
+        return ShardedStage(mine.module, plan, index, ends, inside, device_mesh.get_group(axis))
+
+
+def _fields(plan: PipelinePlan) -> dict[str, str]:
+    """What must be equal on all ranks."""
+    step = {"axis": plan.axis, "microbatches": str(plan.microbatches), "schedule": plan.schedule}
+    return {"mesh": str(plan.mesh), **step, "plan: the pipeline": plan.to_json()}
 
 
 def _ends(stage: StageModule, plan: PipelinePlan, index: int, inside: DeviceMesh) -> Ends:
@@ -161,10 +173,17 @@ def _ends(stage: StageModule, plan: PipelinePlan, index: int, inside: DeviceMesh
     whole = Layout.replicated(inside.ndim)
 
     def borders(values: Sequence[Passed], between: bool) -> tuple[Border, ...]:
-        layouts = [plan.layouts[v.name] if between else whole for v in values]
+        layouts = [_planned_layout(plan, v.name) if between else whole for v in values]
         return tuple(Border(v, x, local_shape(v.shape, x, shape, coordinate)) for v, x in zip(values, layouts, strict=True))
 
     return Ends(borders(stage.inputs, index > 0), borders(stage.outputs, index < len(plan.stages) - 1))
+
+
+def _planned_layout(plan: PipelinePlan, name: str) -> Layout:
+    if name not in plan.layouts:
+        what = f"the plan has no layout for {name!r}, which passes between stages: it is for another model{closest(name, plan.layouts)}"
+        raise PlanError(what, remedy="plan this model with fxshard.plan_pipeline, or leave out the plan")
+    return plan.layouts[name]
 
 
 def _shard(stage: StageModule, plan: PipelinePlan, index: int, ends: Ends, inside: DeviceMesh, options: dict[str, Any]) -> None:
@@ -189,9 +208,12 @@ def _shared(make: Callable[[], PipelinePlan], device_mesh: DeviceMesh, fields: t
     return PipelinePlan.from_json(text, *fields)
 
 
-def _check_plan(plan: PipelinePlan, mesh: Mesh, axis: str, microbatches: int) -> None:
+def _check_plan(plan: PipelinePlan, mesh: Mesh, axis: str, microbatches: int, schedule: str) -> None:
     have = (mesh.axis_names, mesh.shape, axis, microbatches)
     if (plan.mesh.axis_names, plan.mesh.shape, plan.axis, plan.microbatches) != have:
         asked = f"{microbatches} on {axis} of {mesh}"
         what = f"the plan is for {plan.microbatches} microbatches on axis {plan.axis} of mesh {plan.mesh}, not {asked}"
         raise PlanError(what, remedy="plan for this mesh and number of microbatches")
+    if plan.schedule != schedule:
+        remedy = f"pass schedule={plan.schedule!r}, or plan for {schedule}: the stages then hold other numbers of microbatches"
+        raise PlanError(f"the plan is for the schedule {plan.schedule}, not {schedule}", remedy=remedy)

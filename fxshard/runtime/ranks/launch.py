@@ -6,13 +6,14 @@ forever. A process that is alone exchanges nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,6 +137,24 @@ def fails_together(method: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return run
+
+
+@contextlib.contextmanager
+def ends_together(topic: str, *, ranks: Sequence[int], timeout: float = TIMEOUT) -> Iterator[None]:
+    """A block that ends without an error only if it does so on all ``ranks``: if it raises on one, the others raise that error at its end.
+
+    ``topic``: what the block does, as in "rank 1 could not <topic>". ``timeout``: seconds that a rank waits for the others at the end.
+    """
+    group = default_group(ranks)
+    try:
+        yield
+    except BaseException:
+        if group is not None:
+            with Meeting(group, topic, timeout=timeout):
+                raise
+        raise
+    if group is not None:
+        agree(group, topic, "", lambda _: "", timeout)
 
 
 def compare(fields: Mapping[str, str], *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT, group: Group | None = None) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 
 import fxshard
-from fxshard.errors import OptionError, PlanError
+from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.pipelines.stage import ShardedStage
 from fxshard.runtime.ranks.record import record_collectives
 from tests.distributed.scenarios import run_scenarios
@@ -114,9 +117,29 @@ def refused() -> None:
     plan = fxshard.plan_pipeline(model, (tokens,), fxshard.Mesh({"pp": 2, "dp": 2}), microbatches=4)
     with pytest.raises(PlanError, match="the plan is for 4 microbatches on axis pp of mesh pp=2,dp=2, not 8"):
         fxshard.pipeline(model, (tokens,), device_mesh, microbatches=8, plan=plan)
+    make = partial(fxshard.pipeline, model, (tokens,), device_mesh, microbatches=4)
+    with pytest.raises(OptionError, match="a plan is given, so that memory_limit would be ignored"):
+        make(plan=plan, memory_limit="1KB")
+    with pytest.raises(PlanError, match="the plan is for the schedule 1F1B, not GPipe"):
+        make(plan=plan, schedule="GPipe")
+    with pytest.raises(PlanError, match=r"the plan has no layout for '.*', which passes between stages"):
+        make(plan=replace(plan, layouts={}))
+    other = replace(plan, stages=plan.stages[::-1]) if dist.get_rank() == 3 else plan
+    with pytest.raises(RunError, match=r"the ranks differ in the plan of the pipeline: ranks 0-2: .*; rank 3: "):
+        make(plan=other)
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, tensor_parallel, refused)}
+def a_stage_fails() -> None:
+    """The other stage learns of it, instead of waiting for what this one would send."""
+    device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    fails = dist.get_rank() >= 2
+    broken = patch("fxshard.pipelines.stage.parallelize", side_effect=ValueError("too large")) if fails else nullcontext()
+    said = "^too large" if fails else "rank [23] could not make its stage of the pipeline: ValueError: too large"
+    with broken, pytest.raises(ValueError if fails else RunError, match=said):
+        fxshard.pipeline(Logits(), (torch.randint(0, 11, (2, 5)),), device_mesh, microbatches=4, compiler="eager")
+
+
+SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, tensor_parallel, refused, a_stage_fails)}
 
 
 @pytest.fixture(scope="module")
