@@ -174,7 +174,7 @@ class _Graph:
 
 
 @lru_cache(maxsize=256)
-def _graph(ndim: int, axes: int, ops: tuple[str, ...], packed: tuple[PackedShard, ...]) -> _Graph:
+def _graph(ndim: int, axes: int, ops: tuple[str, ...], packed: tuple[PackedShard, ...] = ()) -> _Graph:
     plain = all_layouts(ndim, axes, ops, packed)
     known = [layout for layout in plain if reductions_commute(layout)]
     single: list[tuple[Edge, ...]] = [
