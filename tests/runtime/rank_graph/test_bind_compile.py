@@ -89,7 +89,7 @@ def test_contraction_is_einsum(equation: str, a: tuple[int, ...], b: tuple[int, 
 
 
 def test_device_graph_has_the_devices_operators() -> None:
-    program = random_program("one layer", "a=2", 0)
+    program = random_program("one layer", "a=2", 1)
     for module in program.modules.values():
         traced = device_graph(bind_graph(module, {"a": "group"})[0], CPU)
         neutral = {str(n.target) for n in traced.graph.nodes if getattr(n.target, "namespace", "") == "fxshard"}
