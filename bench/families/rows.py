@@ -33,6 +33,8 @@ COUNTERPARTS = {
     **dict.fromkeys(("fxshard.softmax_backward.default", "fxshard.sum_product.default"), "aten._softmax_backward_data.default"),
     **dict.fromkeys((f"fxshard.{op}.default" for op in ("cross_entropy", "target_score", "score_sum")), "aten.nll_loss_forward.default"),
     **dict.fromkeys((f"fxshard.{op}.default" for op in ("cross_entropy_backward", "spread_target")), "aten.nll_loss_backward.default"),
+    **dict.fromkeys(("fxshard.expert_linear.default", "fxshard.expert_outer.default"), "aten._grouped_mm.default"),
+    **dict.fromkeys(("fxshard.to_experts.default", "fxshard.from_experts.default"), "aten.index.Tensor"),
     **dict.fromkeys((f"fxshard.{op}.default" for op in BATCH_NORM), "aten.native_batch_norm.default"),
     **dict.fromkeys((f"fxshard.{op}.default" for op in ROW_NORM), "aten.native_layer_norm.default"),
     **dict.fromkeys((f"fxshard.{op}.default" for op in NORM_SUMS), "aten.native_layer_norm_backward.default"),
