@@ -78,6 +78,8 @@ def write_report(path: Path, records: Sequence[Record], pairs: Sequence[Record])
         wrong=sum(map(is_wrong, records)) or "none",
         limit=TIME_LIMIT,
     )
+    missing = [name for name in BY_NAME if name not in {r["key"] for r in records}]
+    head += f"Not measured: {', '.join(missing)}.\n\n" if missing else ""
     text = "\n".join([*lines_of(records), "", RANKS, *rank_lines(pairs)])
     path.write_text(head + text.rstrip("\n") + "\n", encoding="utf-8")
 

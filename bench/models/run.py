@@ -26,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=float, default=1800, help="time limit for a model, in seconds")
     parser.add_argument("--again", action="store_true", help="discard earlier records of these models")
+    parser.add_argument("--report-only", action="store_true", help="run nothing: write the report of what was measured")
     options = parser.parse_args(arguments)
+    if options.report_only:
+        write_report(REPORT, list(read_records(STATE).values()), list(read_records(ON_RANKS).values()))
+        return 0
     prepare()
     from bench.models.catalogue import BY_NAME
 

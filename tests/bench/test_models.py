@@ -72,7 +72,7 @@ def test_the_report(tmp_path: Path) -> None:
     text = (tmp_path / "models.md").read_text()
     assert "**1 of 3 models pass under all plans.** With wrong numbers: 1." in text
     assert "- **bert**, a=4, solver: AssertionError: output 0 is off by 1" in text and "- **vit**, before planning: TraceError: no" in text
-    assert "- **llama**, backend: rank 1: no" in text and " 1.00 " in lines_of(found)[0]
+    assert "Not measured: perceptron, " in text and "- **llama**, backend: rank 1: no" in text and " 1.00 " in lines_of(found)[0]
 
 
 def test_there_are_enough_models_of_every_library() -> None:
