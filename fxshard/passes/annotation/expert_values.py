@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import networkx as nx
-
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes, producer
 
@@ -32,6 +30,8 @@ def expert_nodes(graph: PlanningGraph, calls: Mapping[str, Call]) -> frozenset[s
 
 def expert_components(graph: PlanningGraph, calls: Mapping[str, Call]) -> list[list[str]]:
     """The same nodes, by mixture: those that pass rows on to each other, forward and backward, in the order of the graph."""
+    import networkx as nx  # takes long, and only graphs with experts need it
+
     names = expert_nodes(graph, calls)
     found = nx.Graph()
     for node in planned_nodes(graph):
