@@ -91,13 +91,17 @@ def _compare(
 
 
 def _one_device(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reference:
-    """The results of an eager copy, in which experts run one by one with plain products."""
+    return one_device(plain_copy(model), args, kwargs)
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """A copy in which experts run one by one with plain products."""
     plain = copy.deepcopy(model)
     for module in plain.modules():
         set_experts: Callable[[str], None] | None = getattr(module, "set_experts_implementation", None)
         if set_experts is not None:
             set_experts("eager")
-    return one_device(plain, args, kwargs)
+    return plain
 
 
 def _whole(graph: PlanningGraph) -> list[str]:

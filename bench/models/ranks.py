@@ -100,7 +100,7 @@ def _generated(name: str) -> str | None:
     """The tokens of one device, from a prompt of five."""
     import fxshard
     from bench.models.catalogue import make
-    from bench.models.check import SLOW
+    from bench.models.check import SLOW, plain_copy
 
     model, _, kwargs = make(name)
     decoder = next((m for m in model.modules() if callable(getattr(m, "generate", None)) and _can_generate(m)), None)
@@ -117,7 +117,7 @@ def _generated(name: str) -> str | None:
     )
     sharded: Any = fxshard.parallelize(copy.deepcopy(decoder), (), mesh, example_kwargs=given, **options)
     steps = {"max_new_tokens": 6, "do_sample": False}
-    want, there = decoder.generate(prompt, **steps), sharded.generate(prompt, **steps)
+    want, there = plain_copy(decoder).generate(prompt, **steps), sharded.generate(prompt, **steps)
     return "" if torch.equal(want, there) else f"generate: {there.tolist()} instead of {want.tolist()}"
 
 
@@ -127,7 +127,9 @@ def _can_generate(module: nn.Module) -> bool:
 
 def _compare(sharded: Any, model: nn.Module, args: Any, kwargs: Any) -> str:
     """The largest difference of outputs and gradients, if it exceeds 1e-9 of their norm."""
-    there, want = _step(sharded, args, kwargs), _step(model, args, kwargs)
+    from bench.models.check import plain_copy
+
+    there, want = _step(sharded, args, kwargs), _step(plain_copy(model), args, kwargs)
     missing = set(want) ^ set(there)
     if missing:
         return f"on one side only: {', '.join(sorted(missing))}"
