@@ -27,23 +27,30 @@ def wrap_like(local: torch.Tensor, like: DTensor) -> DTensor:
 
 
 def dtensor_has_rule(op: OpOverload) -> bool:
-    """Whether DTensor can shard ``op``: by a rule, a strategy, a custom handler or a decomposition."""
+    """Whether DTensor itself can shard ``op``: by a rule, a strategy, a custom handler or a decomposition."""
     from torch.distributed.tensor import DTensor
 
-    dispatcher = DTensor._op_dispatcher
-    known = dispatcher.sharding_propagator
-    tables = (known.op_to_rules, known.op_strategy_funcs, known.op_single_dim_strategy_funcs, dispatcher._custom_op_handlers)
-    return any(op in table for table in tables) or op in dispatcher._random_ops or known.decomp_strategy.has_decomp(op)
+    return op in _own_operators() or DTensor._op_dispatcher.sharding_propagator.decomp_strategy.has_decomp(op)
 
 
 def dtensor_operators() -> frozenset[str]:
-    """The operators for which DTensor has a rule, a strategy or a handler of their own (``"aten.mm.default"``)."""
+    """The operators for which DTensor has a rule, a strategy or a handler of its own (``"aten.mm.default"``)."""
+    return frozenset(map(str, _own_operators()))
+
+
+def _own_operators() -> set[Any]:
+    """These operators, without those for which fxshard gave DTensor its rules."""
     from torch.distributed.tensor import DTensor
 
     dispatcher = DTensor._op_dispatcher
     known = dispatcher.sharding_propagator
+    given = {op for op, f in known.op_strategy_funcs.items() if isinstance(f, functools.partial) and f.args and _is_of_fxshard(f.args[0])}
     tables = (known.op_to_rules, known.op_strategy_funcs, known.op_single_dim_strategy_funcs, dispatcher._custom_op_handlers)
-    return frozenset(str(op) for table in (*tables, dispatcher._random_ops) for op in table)
+    return set().union(*tables, dispatcher._random_ops) - given
+
+
+def _is_of_fxshard(function: Any) -> bool:
+    return getattr(function, "is_of_fxshard", False)
 
 
 def is_spec(value: Any) -> bool:
@@ -95,7 +102,7 @@ def sharding_functions() -> dict[str, Callable[..., Any]]:
 
     known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     made = {op: f for op, f in known.items() if isinstance(f, functools.partial) and f.func.__qualname__.startswith("register_sharding.")}
-    return {str(op): f.args[0] for op, f in made.items() if not getattr(f.args[0], "is_of_fxshard", False)}
+    return {str(op): f.args[0] for op, f in made.items() if not _is_of_fxshard(f.args[0])}
 
 
 def mesh_of_one(axis_names: Sequence[str]) -> DeviceMesh:
