@@ -17,11 +17,9 @@ from torch import fx, nn
 from torch.distributed.pipelining import pipeline
 from torch.fx.node import map_aggregate
 
+from fxshard._torch_compat.pipelining import PIPE_SPLIT
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.pipelines.refusals import check_graph, modules_of
-
-_SPLIT = torch.ops.pippy._pipe_split.default
-"""The marker at which torch's ``Pipe`` splits a graph."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class _Marked:
             stage_of[node] = stage
         for node in starts:
             with module.graph.inserting_before(node):
-                module.graph.call_function(_SPLIT)
+                module.graph.call_function(PIPE_SPLIT)
         _recompute(module.graph, _constants(module), stage_of, starts)
         self.trained = _trained(module)
         module.recompile()
