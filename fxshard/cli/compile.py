@@ -17,7 +17,7 @@ ABOUT = (
     "write on the GPU, Triton compiles each kernel, nothing is launched. Prints kernels with registers, spills (bytes a thread), shared "
     "memory (bytes) and code (bytes), calls of libraries, and collectives in order. Exits with 1 if a kernel does not compile."
 )
-EXAMPLE = "example: fxshard compile examples/llama.py:model --mesh dp=8,tp=8 --hardware h100 --target sm_90"
+EXAMPLE = "example: fxshard compile examples/llama3_8b.py:training --mesh dp=8,tp=8 --hardware h100 --target sm_90"
 
 
 def add_compile(commands: Any, add_model: Callable[[argparse.ArgumentParser], None], options_of: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,11 +60,20 @@ def check_target(target: str) -> None:
         raise OptionError("compiling for a GPU needs Triton, which this build of torch does not bring", remedy=remedy) from None
 
 
+def _nothing_to_run(_: str) -> Callable[[Any], Any]:
+    def refuse(_: Any) -> None:
+        what = "this program was compiled for a GPU that this machine does not have"
+        raise RunError(what, remedy="run it on a machine with that GPU")
+
+    return refuse
+
+
 @contextlib.contextmanager
-def without_gpu(target: str) -> Iterator[list[str]]:
+def without_gpu(target: str, runner: Callable[[str], Callable[[Any], Any]] = _nothing_to_run) -> Iterator[list[str]]:
     """Within it, Inductor compiles graphs on fake CUDA tensors for ``target``; yields a list to which each graph's wrapper is added.
 
-    The compiled callables compute nothing. Nothing is launched or loaded. The process must not use CUDA otherwise.
+    ``runner`` makes the compiled graph's callable from its wrapper; by default it computes nothing. Nothing is launched or loaded. The
+    process must not use CUDA otherwise.
     """
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
@@ -77,7 +86,7 @@ def without_gpu(target: str) -> Iterator[list[str]]:
     def take_source(graph: Any) -> SimpleNamespace:
         code, _ = graph.codegen()
         sources.append(code.value)
-        return SimpleNamespace(call=_no_result, __file__="", runner=None)
+        return SimpleNamespace(call=runner(code.value), __file__="", runner=None)
 
     with contextlib.ExitStack() as stack:
         _stand_in_for_driver(stack, target)
@@ -85,10 +94,6 @@ def without_gpu(target: str) -> Iterator[list[str]]:
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", take_source))
         stack.enter_context(config.patch(force_disable_caches=True, use_static_cuda_launcher=False))
         yield sources
-
-
-def _no_result(_: Any) -> None:
-    raise RunError("this program was compiled for a GPU that this machine does not have", remedy="run it on a machine with that GPU")
 
 
 def _stand_in_for_driver(stack: contextlib.ExitStack, target: str) -> None:
@@ -119,7 +124,7 @@ def _stand_in_for_driver(stack: contextlib.ExitStack, target: str) -> None:
     }
     for name, answer in answers.items():
         stack.enter_context(mock.patch.object(torch.cuda, name, _always(answer), create=True))
-    for name in ("_cuda_getDevice", "_cuda_exchangeDevice", "_cuda_maybeExchangeDevice"):
+    for name in ("_cuda_getDevice", "_cuda_exchangeDevice", "_cuda_maybeExchangeDevice", "_cuda_getCurrentRawStream"):
         stack.enter_context(mock.patch.object(torch._C, name, _always(0), create=True))
     device = _device_interface(device_interface.CudaInterface, properties, number)
     known = {**device_interface.device_interfaces, "cuda": device, "cuda:0": device}
