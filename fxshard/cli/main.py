@@ -1,4 +1,4 @@
-"""The ``fxshard`` command: plan, diff, export, inspect, solve, check-op, calibrate, demo.
+"""The ``fxshard`` command: plan, diff, export, compile, inspect, solve, check-op, calibrate, demo.
 
 ``_parser`` declares the commands; each calls a function here or in a file of its own.
 click and typer would take more lines and start later than argparse: decision 0043.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
+from fxshard.cli.compile import add_compile
 from fxshard.cli.exit_codes import ended
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
 from fxshard.cli.words import parse_words
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--even", action="store_true", help=even_help)
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
     export.set_defaults(command=_export)
+
+    add_compile(commands, _add_model, lambda options: (_mesh(options), _plan_options(options)))
 
     inspect = commands.add_parser("inspect", help="show a plan or a program; needs no process group")
     inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
