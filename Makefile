@@ -12,6 +12,7 @@ PYTEST_ARGS ?=
 OPS_ARGS ?=
 MODELS_ARGS ?=
 CUDA_ARGS ?=
+GPU_ARGS ?=
 MODEL_PACKAGES := .models
 TRITON := .triton
 
@@ -34,7 +35,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast slow equal pairs ops models cuda solver mutants lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu solver mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -70,6 +71,9 @@ $(MODEL_PACKAGES)/.installed: $(STAMP)
 
 cuda: $(TRITON)/.installed ## eight models, three plans each, to machine code of an H100 that need not be there (half an hour)
 	OMP_NUM_THREADS=1 PYTHONPATH=$(TRITON) $(BIN)/python -m bench.cuda $(CUDA_ARGS)
+
+gpu: $(STAMP) ## on a machine with 1 to 8 GPUs: numerics, step times, memory, prices, dropout, in gpu.json; without one it says so
+	$(BIN)/python -m bench.gpu $(GPU_ARGS)
 
 # Beside the other packages: where Triton is found, torch answers questions about GPUs differently. It holds NVIDIA's assembler; no GPU needed.
 $(TRITON)/.installed: $(STAMP)
