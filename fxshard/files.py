@@ -19,6 +19,10 @@ from typing import Any, TypeVar
 from fxshard.errors import FileError, closest
 
 T = TypeVar("T")
+MAX_PARSED = 2**29
+"""Bytes of memory that a JSON text may take once it is parsed, as ``_parsed_bytes`` estimates it before: some 40 MB of text."""
+_BYTES_OF = {"{": 140, "[": 80, ",": 30, '"': 15}
+"""Upper estimates of the bytes that an object, a list, a further entry and half a text take in CPython."""
 REMAKE = "make the file again, or copy it again from its source"
 
 
@@ -113,6 +117,8 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=remedy) from error
+    if (parsed := _parsed_bytes(decoded)) > MAX_PARSED:
+        raise FileError(f"the file is absurdly large: read, it would take {parsed / 2**30:.1f} GiB of memory", where=where, remedy=remedy)
     try:
         value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
         if "\\ud" in decoded.lower():  # half a character, which nothing can write again
@@ -126,6 +132,10 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
     except ValueError as error:
         raise FileError(f"the file is not readable JSON: {error}", where=where, remedy=remedy) from error
     return Field(value, where, "", remedy)
+
+
+def _parsed_bytes(text: str) -> int:
+    return len(text) * (1 if text.isascii() else 4) + sum(text.count(mark) * size for mark, size in _BYTES_OF.items())
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

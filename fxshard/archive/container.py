@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -33,11 +34,11 @@ _ALLOWED = re.compile(
     r"|models/model(_\d{1,6})?\.json|data/weights/model(_\d{1,6})?_weights_config\.json"
     r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
 )
-MAX_ENTRIES, MAX_BYTES, MAX_RATIO = 10_000, 2**27, 100
-"""Limits on what is read, without weights: number of entries, their total bytes, and their compression ratio.
+MAX_ENTRIES, MAX_BYTES, MAX_RATIO, MAX_DIRECTORY = 10_000, 2**27, 100, 2**22
+"""Limits on what is read, without weights: number of entries, their total bytes, their compression ratio, and bytes of the zip's directory.
 
 The JSON of one Llama layer takes about 50 KB per size class for inference, and up to 2 MB for training under the most scattered plans;
-the latter compress 27 times. Once parsed, JSON takes about twenty times its size in memory.
+the latter compress 27 times. Once parsed, JSON takes about twenty times its size in memory, which ``parse_json`` limits.
 """
 ALIGNMENT = 64
 _LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
@@ -53,11 +54,16 @@ def graph_entry(name: str) -> str:
     return f"models/{name}.json"
 
 
+def fixed_entries(graphs: Iterable[str]) -> dict[str, bytes]:
+    """The entries whose contents ``torch.export.load`` needs and every program has alike: empty tables, no pickled sample inputs."""
+    return {**_TORCH, **{beside.format(name): data for name in graphs for beside, data in _BESIDE_GRAPH.items()}}
+
+
 def write(path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes], weights: Path | None) -> None:
     """Writes the archive atomically; ``weights`` is a safetensors file to copy in. The same input gives the same bytes."""
     entries = {**_TORCH, PLAN: plan.encode(), PROGRAM: program.encode()}
     for name, graph in graphs.items():
-        entries |= {graph_entry(name): graph, **{beside.format(name): data for beside, data in _BESIDE_GRAPH.items()}}
+        entries |= {graph_entry(name): graph} | fixed_entries((name,))
     listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in entries.items()}
     if weights is not None:
         listed[WEIGHTS] = {"bytes": weights.stat().st_size, "sha256": _hash_file(weights)}
@@ -107,8 +113,13 @@ class Container:
         self.infos = _checked_infos(archive, path)
         if MANIFEST not in self.infos:
             raise FileError("the archive is not a fxshard program: it has no manifest", where=path, remedy=NOT_A_PROGRAM)
-        self.listed = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
+        sizes, self.listed = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
         _check_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
+        for name, size in sizes.items():
+            if size != self.infos[name].file_size:
+                raise FileError(f"the entry {name} is damaged: its size is not the manifest's", where=path, remedy=REMAKE)
+            if name != WEIGHTS:  # large, and hashed when they are read
+                self.read(name)
 
     def _bytes(self, name: str) -> bytes:
         with self.stream(name) as entry:
@@ -125,6 +136,21 @@ class Container:
 
     def has(self, name: str) -> bool:
         return name in self.listed
+
+    def check_entries(self, graphs: Iterable[str]) -> None:
+        """Raises FileError unless the archive holds exactly what a program with these graphs has, and torch's own entries are as fxshard
+        writes them: ``torch.export.load`` would unpickle what else they held."""
+        graphs = tuple(graphs)
+        fixed = fixed_entries(graphs)
+        needed = {PLAN, PROGRAM, *map(graph_entry, graphs)}
+        for name in sorted(needed - set(self.listed)):
+            raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
+        known = {*fixed, *needed, WEIGHTS}
+        if extra := set(self.listed) - known:
+            raise FileError(f"the archive holds {min(extra)!r}, which its program does not use", where=self.path, remedy=NOT_A_PROGRAM)
+        for name, data in fixed.items():
+            if self.read(name) != data:
+                raise FileError(f"the entry {name} is not what fxshard writes there", where=self.path, remedy=NOT_A_PROGRAM)
 
     @contextmanager
     def stream(self, name: str) -> Iterator[IO[bytes]]:
@@ -151,7 +177,12 @@ class Container:
 def open_archive(path: str | Path) -> Iterator[Container]:
     """Opens a program's archive; raises FileError for a file that is missing, truncated, foreign or unsafe."""
     try:
-        archive = zipfile.ZipFile(path)
+        file = _ArchiveFile(path)
+        try:
+            archive = zipfile.ZipFile(file)
+        except BaseException:
+            file.close()
+            raise
     except zipfile.BadZipFile as error:
         if read_start(path, 64).lstrip().startswith(b"{"):
             remedy = f"read a plan with fxshard.ShardingPlan.load({str(path)!r}); programs come from fxshard.export"
@@ -159,12 +190,22 @@ def open_archive(path: str | Path) -> Iterator[Container]:
         raise FileError(f"the file is cut short or is not an archive: {error}", where=str(path), remedy=REMAKE) from error
     except (OSError, ValueError, NotImplementedError, *_ZLIB) as error:
         raise FileError(f"cannot open the file: {error}", where=str(path), remedy="check the path and its permissions") from error
-    with archive:
-        container = Container(archive, str(path))
-        for name, data in _TORCH.items():
-            if container.read(name) != data:
-                raise FileError(f"the entry {name} is not what this version of torch writes", where=str(path), remedy=REMAKE)
-        yield container
+    with file, archive:
+        file.limit = None
+        yield Container(archive, str(path))
+
+
+class _ArchiveFile(io.BufferedReader):
+    """A file that refuses single reads of more than ``limit`` bytes, so that a huge directory is refused before it is read."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(io.FileIO(path))
+        self.limit: int | None = MAX_DIRECTORY
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.limit is not None and size is not None and size > self.limit:
+            raise zipfile.BadZipFile(f"its directory is absurdly large, {size} bytes")
+        return super().read(size)
 
 
 _ZLIB = (zlib.error, struct.error, OverflowError)
@@ -204,8 +245,8 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
         raise FileError(f"the entry {name} is absurdly large: {info.file_size} bytes when unpacked", where=path, remedy=NOT_A_PROGRAM)
 
 
-def _read_manifest(root: Field) -> dict[str, str]:
-    """Hashes by entry name."""
+def _read_manifest(root: Field) -> tuple[dict[str, int], dict[str, str]]:
+    """Sizes and hashes by entry name."""
     root.check_version(FORMAT, VERSION, "program", NOT_A_PROGRAM, f"export it again; this fxshard reads version {VERSION}")
     written = root.get("torch", Field.text)
     if written != torch_version():
@@ -213,7 +254,10 @@ def _read_manifest(root: Field) -> dict[str, str]:
         raise root.fail(f"torch {written} wrote the program, this is torch {torch_version()}", remedy)
     root.known(("format", "version", "torch", "entries"))
     rows = [one.record({"name": Field.text, "bytes": Field.whole, "sha256": Field.text}) for one in root.get("entries", Field.items)]
-    return {row["name"]: row["sha256"] for row in rows}
+    sizes = {row["name"]: row["bytes"] for row in rows}
+    if len(sizes) != len(rows):
+        raise root.fail("the manifest lists an entry twice")
+    return sizes, {row["name"]: row["sha256"] for row in rows}
 
 
 def _check_names(present: set[str], listed: set[str], path: str) -> None:

@@ -46,6 +46,7 @@ def load(path: str | Path) -> ShardedProgram:
         where = f"{path}: {{}}".format
         plan = ShardingPlan.from_json(container.read(PLAN), where("plan"))
         description = read_description(container.read(PROGRAM), where("program"))
+        container.check_entries(description.graphs)
         axes = description.mesh.axis_names
         sizes = description.sizes
         graphs = {name: read_graph(container.read(graph_entry(name)), where(name), axes, sizes) for name in description.graphs}
