@@ -282,7 +282,7 @@ class Simulate:
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
         lowered = program_at(lowered, sizes_of_call(lowered, args, kwargs))
         if weights is None and isinstance(model_or_program, ExportedProgram):
-            weights = model_or_program.weights
+            weights = model_or_program.whole_weights
         model = model_or_program if isinstance(model_or_program, nn.Module) else None
         simulation = simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights), reduction)
         return replace(simulation, outputs=returned_by_model(simulation.outputs, args, kwargs, simulation.mutations))

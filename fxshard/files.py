@@ -120,7 +120,7 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
     if (parsed := _parsed_bytes(decoded)) > MAX_PARSED:
         raise FileError(f"the file is absurdly large: read, it would take {parsed / 2**30:.1f} GiB of memory", where=where, remedy=remedy)
     try:
-        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
         if "\\ud" in decoded.lower():  # half a character, which nothing can write again
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -144,6 +144,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"the field {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
     return out
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
 
 
 def _no_constant(name: str) -> Any:

@@ -123,6 +123,50 @@ def changed_json(draw: random.Random, data: bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+NUMBERS = (-1, 0, 1, 2, 3, 7, 10**4, 10**7, 2**31, 2**40, 2**62, -(2**62))
+
+
+def foreign_call(draw: random.Random, data: bytes) -> bytes:
+    """A graph in which one node calls another operator, drawn from all, with arguments of the types of its schema."""
+    value = json.loads(data)
+    graph = value["graph_module"]["graph"]
+    place = draw.randrange(len(graph["nodes"]))
+    node = graph["nodes"][place]
+    known = [n["arg"]["as_tensor"]["name"] for one in graph["nodes"][: place + 1] for n in one["inputs"] if "as_tensor" in n["arg"]]
+    if not known:
+        return changed_json(draw, data)
+    node["target"] = draw.choice(operators())
+    _, _, space, packet, overload = node["target"].split(".")
+    schema = getattr(getattr(getattr(torch.ops, space), packet), overload)._schema
+    node["inputs"] = [
+        {"name": one.name, "arg": _argument(draw, str(one.type), known), "kind": 2 if one.kwarg_only else 1}
+        for one in schema.arguments
+        if not one.has_default_value() or draw.randrange(3) == 0
+    ]
+    for one in graph["tensor_values"].values():  # a large operand costs nothing until it is computed with
+        if draw.randrange(8) == 0 and one["sizes"]:
+            draw.choice(one["sizes"])["as_int"] = draw.choice(NUMBERS[1:-1])
+    return json.dumps(value).encode()
+
+
+def _argument(draw: random.Random, kind: str, tensors: list[str]) -> dict[str, Any]:
+    kind = kind.removeprefix("Optional[").rstrip("]") if kind.startswith("Optional") else kind
+    tensor = {"as_tensor": {"name": draw.choice(tensors)}}
+    if kind in ("Tensor", "number"):
+        return tensor if kind == "Tensor" else {"as_int": draw.choice(NUMBERS)}
+    if kind.startswith("List[Tensor") or kind.startswith("List[Optional"):
+        return {"as_tensors": [{"name": draw.choice(tensors)} for _ in range(draw.randrange(1, 4))]}
+    if kind.startswith("List[float"):
+        return {"as_floats": [draw.choice((0.5, 1e9))] * draw.randrange(1, 4)}
+    if kind.startswith("List[bool"):
+        return {"as_bools": [True] * draw.randrange(1, 4)}
+    if kind.startswith("List"):
+        return {"as_ints": [draw.choice(NUMBERS) for _ in range(draw.randrange(1, 4))]}
+    plain: dict[str, Any] = {"float": {"as_float": draw.choice((0.5, 1e9, -1.0))}, "bool": {"as_bool": True}}
+    texts: dict[str, Any] = {"str": {"as_string": draw.choice(("mean", "none", "bi,io->bo", "dp"))}}
+    return (plain | texts).get(kind, {"as_int": draw.choice(NUMBERS)})
+
+
 def unpacked(data: bytes) -> Entries:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return [(name, archive.read(name)) for name in archive.namelist()]
@@ -139,7 +183,10 @@ def packed(entries: Entries, compression: int = zipfile.ZIP_STORED) -> bytes:
 
 def vouched(entries: Entries) -> Entries:
     """The entries with a manifest that lists them all with the right hashes."""
-    manifest = json.loads(dict(entries)[MANIFEST])
+    try:
+        manifest = dict(json.loads(dict(entries)[MANIFEST]))
+    except (ValueError, TypeError):  # the manifest itself was changed
+        return entries
     listed: Mapping[str, bytes] = {name.removeprefix("archive/"): data for name, data in entries if name != MANIFEST}
     manifest["entries"] = [{"name": n, "bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for n, d in listed.items()]
     return [(name, json.dumps(manifest).encode() if name == MANIFEST else data) for name, data in entries]
@@ -160,7 +207,9 @@ def changed_archive(draw: random.Random, data: bytes) -> bytes:
         one = draw.choice([i for i, (name, _) in enumerate(entries) if name.endswith(".json") and "_config" not in name and i != other])
     name, content = entries[one]
     kind, compression = draw.randrange(12), zipfile.ZIP_STORED
-    if kind < 5:
+    if name.startswith("archive/models/") and draw.randrange(2):
+        entries[one] = (name, foreign_call(draw, content))
+    elif kind < 5:
         table: Callable[[random.Random, bytes], bytes] = changed_json if name.endswith(".json") else damaged
         entries[one] = (name, table(draw, content))
     elif kind == 5:

@@ -165,6 +165,8 @@ def _in_child(subjects: list[Subject], first: int, count: int, seed: int, folder
                     out.write(f"{one.refused}\t{one.slowest}\t{one.largest}\t{''.join(one.faults)!r}\n")
                     out.flush()
             code = 0
+        except BaseException:  # a fault of the mutation itself, or no memory for the next case
+            (folder / "stderr").write_text(traceback.format_exc())
         finally:
             os._exit(code)
     status = os.waitpid(pid, 0)[1]

@@ -131,7 +131,7 @@ def _changed_index(draw: random.Random, data: bytes) -> bytes:
     if not data.startswith(b"{"):
         return damaged(draw, data)
     text = changed_json(draw, data)
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError, RecursionError):
         said = json.loads(text)
         said.pop("sha256")
         from fxshard.files import write_json

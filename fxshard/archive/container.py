@@ -9,15 +9,16 @@ import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import torch
 
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
+from fxshard.files import REMAKE, Field, Readers, atomic_file, parse_json, read_start, write_json
 
 FORMAT, VERSION = "fxshard-program", 3
 ROOT = "archive/"
@@ -59,16 +60,33 @@ def fixed_entries(graphs: Iterable[str]) -> dict[str, bytes]:
     return {**_TORCH, **{beside.format(name): data for name in graphs for beside, data in _BESIDE_GRAPH.items()}}
 
 
-def write(path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes], weights: Path | None) -> None:
-    """Writes the archive atomically; ``weights`` is a safetensors file to copy in. The same input gives the same bytes."""
+@dataclass(frozen=True)
+class Listed:
+    """What the manifest says of an entry, or of a rank's file beside the archive."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of_file(cls, path: Path) -> Listed:
+        with path.open("rb") as file:
+            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def write(
+    path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes], weights: Path | None, rank_files: Sequence[Listed] = ()
+) -> None:
+    """Writes the archive atomically; ``weights`` is a safetensors file to copy in, ``rank_files`` those of the ranks beside it. The same
+    input gives the same bytes."""
     entries = {**_TORCH, PLAN: plan.encode(), PROGRAM: program.encode()}
     for name, graph in graphs.items():
         entries |= {graph_entry(name): graph} | fixed_entries((name,))
-    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in entries.items()}
+    listed = {name: Listed(len(data), hashlib.sha256(data).hexdigest()) for name, data in entries.items()}
     if weights is not None:
-        listed[WEIGHTS] = {"bytes": weights.stat().st_size, "sha256": _hash_file(weights)}
-    rows = [{"name": name, **facts} for name, facts in listed.items()]
-    manifest = write_json({"format": FORMAT, "version": VERSION, "torch": torch_version(), "entries": rows})
+        listed[WEIGHTS] = Listed.of_file(weights)
+    rows = [{"name": name, **vars(facts)} for name, facts in listed.items()]
+    beside = {"rank_files": [vars(one) for one in rank_files]} if rank_files else {}
+    manifest = write_json({"format": FORMAT, "version": VERSION, "torch": torch_version(), "entries": rows, **beside})
     with atomic_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, data in {MANIFEST: manifest.encode(), **entries}.items():
             archive.writestr(_info(name), data, compress_type=zipfile.ZIP_DEFLATED if name.endswith(".json") else zipfile.ZIP_STORED)
@@ -95,11 +113,6 @@ def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
         shutil.copyfileobj(source, target, 2**24)
 
 
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def torch_version() -> str:
     """``2.13``: a program can only be read with the minor version of torch that wrote it."""
     return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
@@ -113,10 +126,10 @@ class Container:
         self.infos = _checked_infos(archive, path)
         if MANIFEST not in self.infos:
             raise FileError("the archive is not a fxshard program: it has no manifest", where=path, remedy=NOT_A_PROGRAM)
-        sizes, self.listed = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
+        self.listed, self.rank_files = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
         _check_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
-        for name, size in sizes.items():
-            if size != self.infos[name].file_size:
+        for name, facts in self.listed.items():
+            if facts.bytes != self.infos[name].file_size:
                 raise FileError(f"the entry {name} is damaged: its size is not the manifest's", where=path, remedy=REMAKE)
             if name != WEIGHTS:  # large, and hashed when they are read
                 self.read(name)
@@ -130,7 +143,7 @@ class Container:
         if name not in self.listed:
             raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
         data = self._bytes(name)
-        if hashlib.sha256(data).hexdigest() != self.listed[name]:
+        if hashlib.sha256(data).hexdigest() != self.listed[name].sha256:
             raise FileError(f"the entry {name} is damaged: its hash is not the manifest's", where=self.path, remedy=REMAKE)
         return data
 
@@ -245,19 +258,20 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
         raise FileError(f"the entry {name} is absurdly large: {info.file_size} bytes when unpacked", where=path, remedy=NOT_A_PROGRAM)
 
 
-def _read_manifest(root: Field) -> tuple[dict[str, int], dict[str, str]]:
-    """Sizes and hashes by entry name."""
+def _read_manifest(root: Field) -> tuple[dict[str, Listed], tuple[Listed, ...]]:
+    """The entries by name, and the ranks' files."""
     root.check_version(FORMAT, VERSION, "program", NOT_A_PROGRAM, f"export it again; this fxshard reads version {VERSION}")
     written = root.get("torch", Field.text)
     if written != torch_version():
         remedy = f"export it again, or install torch {written}"
         raise root.fail(f"torch {written} wrote the program, this is torch {torch_version()}", remedy)
-    root.known(("format", "version", "torch", "entries"))
-    rows = [one.record({"name": Field.text, "bytes": Field.whole, "sha256": Field.text}) for one in root.get("entries", Field.items)]
-    sizes = {row["name"]: row["bytes"] for row in rows}
-    if len(sizes) != len(rows):
+    root.known(("format", "version", "torch", "entries", "rank_files"))
+    facts: Readers = {"bytes": Field.whole, "sha256": Field.text}
+    rows = [one.record({"name": Field.text, **facts}) for one in root.get("entries", Field.items)]
+    listed = {row.pop("name"): Listed(**row) for row in rows}
+    if len(listed) != len(rows):
         raise root.fail("the manifest lists an entry twice")
-    return sizes, {row["name"]: row["sha256"] for row in rows}
+    return listed, root.get("rank_files", lambda f: f.tuple_of(lambda one: Listed(**one.record(facts))), ())
 
 
 def _check_names(present: set[str], listed: set[str], path: str) -> None:

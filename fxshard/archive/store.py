@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, graph_entry, graph_name, open_archive, write
+from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, Listed, graph_entry, graph_name, open_archive, write
 from fxshard.archive.description import read_description, write_description
 from fxshard.archive.graphs import read_graph, write_graph
-from fxshard.archive.weights import read_weights, select_weights, weights_file
+from fxshard.archive.weights import read_rank_file, read_weights, select_weights, weights_file, write_rank_files
 from fxshard.errors import FileError
 from fxshard.plans.plan_json import dumps
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 
 
-def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+def save(
+    program: ShardedProgram,
+    path: str | Path,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    shards: Iterable[Mapping[str, torch.Tensor]] = (),
+) -> None:
     """Writes ``program`` to ``path`` (``.pt2``) atomically; the same program gives the same bytes.
 
     Args:
         weights: whole parameters and buffers by the model's names (its state_dict); those that the program does not read are
             left out, tied ones are stored once. None: a program without weights.
+        shards: instead, what each rank holds of them; each is written to a file of its own beside ``path``, before the program.
 
     Raises:
         FileError: the path cannot be written, a weight is missing or does not match the program's, or a file cannot hold
@@ -33,7 +39,7 @@ def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.
     description = write_description(program, names)
     kept = None if weights is None else select_weights(program, weights)
     with weights_file(kept, Path(path).parent) as file:
-        write(path, dumps(program.plan), description, graphs, file)
+        write(path, dumps(program.plan), description, graphs, file, write_rank_files(path, shards))
 
 
 def load(path: str | Path) -> ShardedProgram:
@@ -68,3 +74,15 @@ def has_weights(path: str | Path) -> bool:
     """Whether the program's file carries weights. Raises FileError as ``load``."""
     with open_archive(path) as container:
         return bool(container.has(WEIGHTS))
+
+
+def rank_files(path: str | Path) -> tuple[Listed, ...]:
+    """Size and hash of the weights of each rank, if they are in files of their own beside the program. Raises FileError as ``load``."""
+    with open_archive(path) as container:
+        return container.rank_files
+
+
+def load_rank(path: str | Path, rank: int) -> dict[str, torch.Tensor]:
+    """What one rank holds of the weights, from its file beside the program, by the model's names; memory-mapped. Raises FileError."""
+    with open_archive(path) as container:
+        return read_rank_file(container, rank)

@@ -16,7 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
-from fxshard.errors import RunError, SizesError
+from fxshard.archive.weights import select_weights
+from fxshard.errors import FileError, RunError, SizesError
+from fxshard.files import REMAKE
 from fxshard.graph.objects import open_call
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
@@ -31,6 +33,7 @@ from fxshard.runtime.compile.compile import COMPILERS, compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram
 from fxshard.runtime.module.parameters import parameter_layouts, shard_parameters
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind
+from fxshard.runtime.rank_weights import RankFiles, cut
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, mesh_ranks, objection, versions
@@ -38,29 +41,51 @@ from fxshard.runtime.simulate.values import argument_values, check_arguments, ch
 from fxshard.shapes import evaluate_all, first_broken
 
 log = logging.getLogger("fxshard")
+WEIGHTS = ("inside", "per-rank", "none")
+"""Where ``save`` puts the weights."""
 
 
 @dataclass(frozen=True)
 class ExportedProgram(ShardedProgram):
-    """A program with its ``weights``: whole parameters and buffers by the model's names; empty if it has none."""
+    """A program with its ``weights``: whole parameters and buffers by the model's names; empty if it has none, or if each rank's are in a
+    file of their own (``rank_files``)."""
 
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    rank_files: RankFiles | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
-        return cls(**{f.name: getattr(program, f.name) for f in fields(ShardedProgram)}, weights=weights)
+    def of(cls, program: ShardedProgram, weights: Mapping[str, torch.Tensor], rank_files: RankFiles | None = None) -> ExportedProgram:
+        return cls(**{f.name: getattr(program, f.name) for f in fields(ShardedProgram)}, weights=weights, rank_files=rank_files)
 
-    def save(self, path: str | Path) -> None:
-        """Writes one file for all ranks (``.pt2``), atomically; weights on meta are left out. Raises FileError."""
-        stored = bool(self.weights) and not any(w.is_meta for w in self.weights.values())
-        archive.save(self, path, self.weights if stored else None)
+    @property
+    def whole_weights(self) -> Mapping[str, torch.Tensor]:
+        """The weights by name, put together if each rank's are in a file of their own; empty if the program has none."""
+        return self.weights if self.rank_files is None else self.rank_files.whole(self)
+
+    def save(self, path: str | Path, weights: str = "inside") -> None:
+        """Writes one file for all ranks (``.pt2``), atomically. Raises FileError.
+
+        ``weights``: ``"inside"`` the file; ``"per-rank"``: what each rank holds in a file beside it, ``m.pt2.rank-00000.safetensors`` and
+        so on, of which a rank reads its own only; ``"none"``. Weights on meta hold no numbers and are left out.
+        """
+        check_choice("weights", weights, WEIGHTS)
+        held = {} if weights == "none" else self.whole_weights
+        stored = bool(held) and not any(w.is_meta for w in held.values())
+        if weights == "per-rank" and not stored:
+            raise FileError("there are no weights to write for the ranks", where=str(path), remedy='export with them, or weights="none"')
+        if weights == "per-rank":
+            archive.save(self, path, shards=cut(self, select_weights(self, held)))
+        else:
+            archive.save(self, path, held if stored else None)
 
     @classmethod
     def load(cls, path: str | Path) -> ExportedProgram:
         """Reads a program and its weights, if it has any; needs no process group. Raises FileError."""
         program = archive.load(path)
-        weights = archive.load_weights(path) if archive.has_weights(path) else {}
-        return cls.of(program, weights)
+        weights, beside = archive.load_weights(path) if archive.has_weights(path) else {}, archive.rank_files(path)
+        if weights:
+            weights = select_weights(program, weights, str(path), REMAKE)
+        return cls.of(program, weights, RankFiles(Path(path), beside) if beside else None)
 
     def bind(
         self,
@@ -75,7 +100,7 @@ class ExportedProgram(ShardedProgram):
         """The program as a module for this rank, compiled; every rank of the mesh calls this.
 
         Args:
-            weights: whole tensors by the model's names; the program's own by default.
+            weights: whole tensors by the model's names; the program's own by default, of which a rank reads its own file if each has one.
             compiler: ``"inductor"`` or ``"eager"``.
             timeout: seconds to wait for other ranks, here and in each collective.
             debug: whether ranks compare each collective before it is issued (docs/faults.md).
@@ -85,12 +110,15 @@ class ExportedProgram(ShardedProgram):
         check_device_mesh(device_mesh)
         check_weights(weights)
         check_choice("compiler", compiler, COMPILERS)
-        values = dict(weights or self.weights)
+        values, beside = dict(weights or self.weights), None if weights else self.rank_files
         check_number("timeout", timeout, optional=False)
         check_flag("debug", debug)
         fields_ = {**versions(), **mesh_fields(device_mesh), "plan": self.plan.hash, "program": self.hash}
+        fields_ |= {} if beside is None else {"files of the ranks": beside.digest}
         compare({**fields_, **weight_fields(values), **debug_field(debug)}, ranks=mesh_ranks(device_mesh), timeout=timeout)
         bound = bind(self, device_mesh, device)
+        if beside is not None:
+            values = beside.on_mesh(self, device_mesh, bound.device)
         return BoundModule(self, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
 
 
