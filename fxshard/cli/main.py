@@ -1,4 +1,4 @@
-"""The ``fxshard`` command: plan, diff, export, inspect, solve, check-op, calibrate, demo.
+"""The ``fxshard`` command: plan, diff, export, run, inspect, solve, check-op, calibrate, demo.
 
 ``_parser`` declares the commands; each calls a function here or in a file of its own.
 click and typer would take more lines and start later than argparse: decision 0043.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fxshard.cli.check_op import add_check_op
 from fxshard.cli.exit_codes import ended
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
+from fxshard.cli.run import add_run, add_weights
 from fxshard.cli.words import parse_words
 from fxshard.errors import FileError, OptionError
 from fxshard.mesh.hardware import HARDWARE
@@ -73,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     even_help = "with --dynamic: serve only sizes that the mesh divides evenly, with one graph for all ranks"
     export.add_argument("--even", action="store_true", help=even_help)
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
+    add_weights(export)
     export.set_defaults(command=_export)
+    add_run(commands)
 
     inspect = commands.add_parser("inspect", help="show a plan or a program; needs no process group")
     inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
@@ -215,7 +218,7 @@ def _export(options: argparse.Namespace) -> None:
     from fxshard import api, inspect
 
     program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
-    program.save(options.output)
+    program.save(options.output, options.weights)
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
 
