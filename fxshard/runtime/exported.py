@@ -20,6 +20,7 @@ from fxshard.archive.weights import select_weights
 from fxshard.errors import FileError, RunError, SizesError
 from fxshard.files import REMAKE
 from fxshard.graph.objects import open_call
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.at_sizes import program_at
@@ -201,8 +202,8 @@ class BoundModule(nn.Module):
         return {name: Layout(p.placements) for name, p in self.named_parameters() if isinstance(p, DTensor)}
 
 
-def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool) -> ShardedProgram:
-    """Plans and lowers what ``request`` asks for, for all sizes of its dynamic dims.
+def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool, graph: PlanningGraph | None = None) -> ShardedProgram:
+    """Plans and lowers what ``request`` asks for, or its ``graph``, for all sizes of its dynamic dims.
 
     Unless ``even``, shards may have unequal lengths. If no such program is possible, makes one for even sizes only, and logs a warning.
     """
@@ -211,23 +212,26 @@ def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool) -> 
             return _lowered(replace(request, dynamic=tuple(replace(dim, uneven=True) for dim in request.dynamic)), mesh, dump)
         except SizesError as error:
             log.warning("sizes that the mesh does not cut evenly are not served: %s", error.what)
-    return _lowered(request, mesh, dump)
+    return _lowered(request, mesh, dump, graph)
 
 
-def _lowered(request: Request, mesh: Mesh, dump: Dump) -> ShardedProgram:
-    state = run(LOWERING, make_plan(Compilation(mesh, request), dump), dump)
+def _lowered(request: Request, mesh: Mesh, dump: Dump, graph: PlanningGraph | None = None) -> ShardedProgram:
+    state = run(LOWERING, make_plan(Compilation(mesh, request, graph), dump), dump)
     assert state.program is not None
     return state.program
 
 
 def _hold(root: nn.Module, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> None:
     """Gives ``root`` the program's parameters and buffers under their names; makes submodules as needed."""
+    graded = {end.name for end in program.outputs if end.kind == "gradient"}
+    changing = graded | {end.name for end in program.outputs if end.kind == "mutation"}
     for end, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
         if end.kind not in ("parameter", "buffer"):
             continue
         if end.name not in weights:
             raise RunError(f"no weight {end.name!r}", remedy="pass weights=, whole tensors by the model's names")
         value = weights[end.name].detach()
+        value = value.clone() if end.name in changing else value  # not the caller's own memory, nor the program's
         check_value(end.name, value, shape, dtype)
         *path, key = end.name.split(".")
         owner = root
@@ -236,6 +240,6 @@ def _hold(root: nn.Module, program: ShardedProgram, weights: Mapping[str, torch.
                 owner.add_module(part, nn.Module())
             owner = owner.get_submodule(part)
         if end.kind == "parameter":
-            owner.register_parameter(key, nn.Parameter(value, requires_grad=False))
+            owner.register_parameter(key, nn.Parameter(value, requires_grad=end.name in graded))
         else:
             owner.register_buffer(key, value.clone())
