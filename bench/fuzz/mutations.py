@@ -227,6 +227,6 @@ def changed_archive(draw: random.Random, data: bytes) -> bytes:
     else:
         compression = draw.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2))
         entries[one] = (name, _bomb(draw) if draw.randrange(4) == 0 else changed_json(draw, content) if name.endswith(".json") else content)
-    if draw.randrange(8) and MANIFEST in dict(entries) and entries[one][0] != MANIFEST:
+    if draw.randrange(8) and MANIFEST in dict(entries) and name != MANIFEST:
         entries = vouched(entries)
     return packed(entries, compression)

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.fuzz.subjects import Subject
 from fxshard.errors import FxshardError
 
-SECONDS, GROWTH, BATCH = 20, 2**30, 200
+SECONDS, GROWTH, BATCH = 5, 2**30, 200
 """Limits of a case: seconds, and bytes of memory more than before it. Cases in one process."""
 
 
