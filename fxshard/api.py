@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.archive.planning import Planning
 from fxshard.errors import OptionError, a_kind
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
@@ -192,6 +193,7 @@ def export(
     parallel: Any = None,
     train: bool = False,
     optimizer: Any = None,
+    replan: bool = False,
 ) -> ExportedProgram:
     """Plans and lowers ``model`` on ``mesh``, ahead of time: one program for all ranks, with its plan and weights.
 
@@ -206,6 +208,9 @@ def export(
     step: a call takes a batch, returns what the model returns, and updates parameters and state, which are parameters named
     ``optimizer...`` of the bound module (docs/export.md).
 
+    ``replan``: whether the program holds its planning graph, and so runs on any mesh: ``bind`` for another one plans it again. Not with
+    dynamic sizes.
+
     ``rng`` and ``without`` are those of ``lower``, all other arguments and errors those of ``plan``. A ``plan`` must have been made with
     the same ``train``; layouts, pins, limits, ``example_sizes`` or an ``optimizer`` beside it raise OptionError.
     """
@@ -213,6 +218,7 @@ def export(
     check_pins(pins)
     check_flag("even", even)
     check_flag("train", train)
+    check_flag("replan", replan)
     if optimizer is not None and not train:
         raise OptionError("an optimizer is for a training program", where="optimizer", remedy="give train=True, or leave it out")
     others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
@@ -238,6 +244,8 @@ def export(
         sampled=weighted_sizes(example_sizes, dims),
         parallel=words,
     )
+    if replan and request.dynamic:
+        raise OptionError("a program for dynamic sizes cannot be planned again", where="replan", remedy="export it for each mesh")
     if even and not request.dynamic:
         raise OptionError("even=True is for dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
     weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -246,14 +254,19 @@ def export(
         if plan.train != train:
             of = "training" if plan.train else "inference"
             raise OptionError(f"the plan is for {of}, train={train} asks for the other", remedy=f"plan with train={train}")
-        lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
-    elif optimizer is not None:
-        graph, state = with_step(trace_model(request, as_mesh(mesh), dump), model, optimizer)
+    graph = trace_model(request, as_mesh(mesh), dump) if replan or optimizer is not None else None
+    if graph is not None and optimizer is not None:
+        graph, state = with_step(graph, model, optimizer)
         weights |= state
-        lowered = lower_for_sizes(replace(request, train=False), as_mesh(mesh), dump, even=even, graph=graph)
+        request = replace(request, train=False)
+    planning = Planning(graph, rng, request.without) if graph is not None and replan else None
+    if plan is None:
+        lowered = lower_for_sizes(request, as_mesh(mesh), dump, even=even, graph=graph)
+    elif graph is None:
+        lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
     else:
-        lowered = lower_for_sizes(request, as_mesh(mesh), dump, even=even)
-    return ExportedProgram.of(lowered, weights)
+        lowered = lower_plan(graph, plan, dump, rng, without)
+    return ExportedProgram.of(lowered, weights, planning=planning)
 
 
 def load(path: str | Path) -> ExportedProgram:

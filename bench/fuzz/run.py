@@ -20,8 +20,9 @@ from pathlib import Path
 from bench.fuzz.subjects import Subject
 from fxshard.errors import FxshardError
 
-SECONDS, GROWTH, BATCH = 5, 2**30, 200
-"""Limits of a case: seconds, and bytes of memory more than before it. Cases in one process."""
+SECONDS, GROWTH, BATCH, PATIENCE = 5, 2**30, 200, 150
+"""Limits of a case: seconds of processor time, and bytes of memory more than before it. Cases in one process. Seconds of wall time after
+which a process that does not return from a kernel is ended."""
 
 
 @dataclass
@@ -94,13 +95,13 @@ def limited() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Hang(f"more than {SECONDS} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def memory(peak: bool) -> int:
@@ -120,13 +121,13 @@ def run_here(subjects: list[Subject], first: int, count: int, seed: int, folder:
     for number in range(first, first + count):
         subject = subjects[number % len(subjects)]
         forget_peak()
-        before, start = memory(peak=False), time.perf_counter()
+        before, start = memory(peak=False), time.process_time()
         try:
             with limited():
                 refused, wrong = run_case(subject, f"{seed} {subject.kind} {number}", folder / "case")
         except Hang as hang:
             refused, wrong = False, str(hang)
-        took, grew = time.perf_counter() - start, memory(peak=True) - before
+        took, grew = time.process_time() - start, memory(peak=True) - before
         if grew > GROWTH:
             wrong = wrong or f"took {grew / 2**30:.1f} GiB"
         tally.cases += 1
@@ -159,7 +160,7 @@ def _in_child(subjects: list[Subject], first: int, count: int, seed: int, folder
             with open(folder / "stderr", "w") as errors, open(notes, "a") as out:
                 os.dup2(errors.fileno(), 2)
                 for number in range(first, first + count):
-                    faulthandler.dump_traceback_later(3 * SECONDS, exit=True, file=errors)
+                    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=errors)
                     one = Tally()
                     run_here(subjects, number, 1, seed, folder, one)
                     out.write(f"{one.refused}\t{one.slowest}\t{one.largest}\t{''.join(one.faults)!r}\n")

@@ -23,6 +23,7 @@ from fxshard.files import REMAKE, Field, Readers, atomic_file, parse_json, read_
 FORMAT, VERSION = "fxshard-program", 3
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
+PLANNING, PLANNED_GRAPH = "extra/fxshard/planning.json", "extra/fxshard/planning_graph.json"
 WEIGHTS = "fxshard/weights.safetensors"
 _TORCH = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"6\n"}
 _BESIDE_GRAPH = {
@@ -31,7 +32,7 @@ _BESIDE_GRAPH = {
     "data/sample_inputs/{}.pt": b"",
 }
 _ALLOWED = re.compile(
-    r"archive_format|archive_version|byteorder|\.data/version|extra/fxshard/(manifest|plan|program)\.json|fxshard/weights\.safetensors"
+    r"archive_format|archive_version|byteorder|\.data/version|extra/fxshard/(manifest|plan|program|planning|planning_graph)\.json|fxshard/weights\.safetensors"
     r"|models/model(_\d{1,6})?\.json|data/weights/model(_\d{1,6})?_weights_config\.json"
     r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
 )
@@ -74,11 +75,11 @@ class Listed:
 
 
 def write(
-    path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes], weights: Path | None, rank_files: Sequence[Listed] = ()
+    path: str | Path, own: Mapping[str, bytes], graphs: Mapping[str, bytes], weights: Path | None, rank_files: Sequence[Listed] = ()
 ) -> None:
-    """Writes the archive atomically; ``weights`` is a safetensors file to copy in, ``rank_files`` those of the ranks beside it. The same
-    input gives the same bytes."""
-    entries = {**_TORCH, PLAN: plan.encode(), PROGRAM: program.encode()}
+    """Writes the archive atomically: fxshard's ``own`` entries and the graphs. ``weights`` is a safetensors file to copy in, ``rank_files``
+    those of the ranks beside it. The same input gives the same bytes."""
+    entries = {**_TORCH, **own}
     for name, graph in graphs.items():
         entries |= {graph_entry(name): graph} | fixed_entries((name,))
     listed = {name: Listed(len(data), hashlib.sha256(data).hexdigest()) for name, data in entries.items()}
@@ -155,7 +156,7 @@ class Container:
         writes them: ``torch.export.load`` would unpickle what else they held."""
         graphs = tuple(graphs)
         fixed = fixed_entries(graphs)
-        needed = {PLAN, PROGRAM, *map(graph_entry, graphs)}
+        needed = {PLAN, PROGRAM, *map(graph_entry, graphs), *({PLANNING, PLANNED_GRAPH} if self.has(PLANNING) else ())}
         for name in sorted(needed - set(self.listed)):
             raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
         known = {*fixed, *needed, WEIGHTS}

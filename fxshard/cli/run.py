@@ -27,6 +27,7 @@ def add_run(commands: Any) -> None:
     run.add_argument("--inputs", required=True, metavar="IN.safetensors", help="the inputs, whole tensors by name")
     run.add_argument("--weights", metavar="W.safetensors", help="whole weights by the model's names, for a program without weights")
     run.add_argument("-o", "--output", metavar="OUT.safetensors", help="write the outputs here, whole tensors by name")
+    run.add_argument("--mesh", metavar="AXES", help="run on this mesh, for example dp=2,tp=4 (default: the program's)")
     run.add_argument("--simulate", action="store_true", help="run all ranks in this process")
     run.add_argument("--compiler", choices=("inductor", "eager"), default="inductor", help="default: inductor")
     run.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
@@ -36,6 +37,7 @@ def add_run(commands: Any) -> None:
 def add_weights(export: argparse.ArgumentParser) -> None:
     said = "where the weights go: inside the file, into one safetensors file per rank beside it, or nowhere (default: inside)"
     export.add_argument("--weights", choices=CHOICES, default=CHOICES[0], help=said)
+    export.add_argument("--replan", action="store_true", help="keep the planning graph in the file: it then runs on any mesh")
 
 
 def run_program(options: argparse.Namespace) -> None:
@@ -49,8 +51,12 @@ def run_program(options: argparse.Namespace) -> None:
         remedy = "start it with torchrun --nproc-per-node N -m fxshard run ..., N ranks as the mesh has, or give --simulate"
         raise OptionError("fxshard run needs the ranks of the program's mesh", remedy=remedy)
     import fxshard
+    from fxshard.mesh.mesh import parse_mesh
 
     program = fxshard.load(options.program)
+    mesh = parse_mesh(options.mesh, program.mesh.hardware) if options.mesh else program.mesh
+    if (mesh.shape, mesh.axis_names) != (program.mesh.shape, program.mesh.axis_names):
+        program = program.replan(mesh)
     args, kwargs = call_of(program, read_tensors(options.inputs), options.inputs)
     weights = read_tensors(options.weights) if options.weights else None
     run = simulated if options.simulate else on_ranks
@@ -81,7 +87,7 @@ def on_ranks(program: ExportedProgram, args: Any, kwargs: Any, weights: Any, opt
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     started, mesh = int(os.environ["WORLD_SIZE"]), program.mesh
     if started != mesh.size:
-        remedy = f"start it with torchrun --nproc-per-node {mesh.size}, on one node"
+        remedy = f"start it with torchrun --nproc-per-node {mesh.size}, or give --mesh"
         raise OptionError(f"the program is for mesh {mesh}, {count_text(mesh.size, 'rank')}; {started} run", remedy=remedy)
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
