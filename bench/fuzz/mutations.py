@@ -9,7 +9,7 @@ import pickle
 import random
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -136,24 +136,25 @@ def foreign_call(draw: random.Random, data: bytes) -> bytes:
     if not known:
         return changed_json(draw, data)
     node["target"] = draw.choice(operators())
+    numbers = (draw.choice(NUMBERS),) if draw.randrange(3) == 0 else NUMBERS
     _, _, space, packet, overload = node["target"].split(".")
     schema = getattr(getattr(getattr(torch.ops, space), packet), overload)._schema
     node["inputs"] = [
-        {"name": one.name, "arg": _argument(draw, str(one.type), known), "kind": 2 if one.kwarg_only else 1}
+        {"name": one.name, "arg": _argument(draw, str(one.type), known, numbers), "kind": 2 if one.kwarg_only else 1}
         for one in schema.arguments
         if not one.has_default_value() or draw.randrange(3) == 0
     ]
     for one in graph["tensor_values"].values():  # a large operand costs nothing until it is computed with
-        if draw.randrange(8) == 0 and one["sizes"]:
-            draw.choice(one["sizes"])["as_int"] = draw.choice(NUMBERS[1:-1])
+        if draw.randrange(4) == 0 and one["sizes"]:
+            draw.choice(one["sizes"])["as_int"] = abs(draw.choice(numbers))
     return json.dumps(value).encode()
 
 
-def _argument(draw: random.Random, kind: str, tensors: list[str]) -> dict[str, Any]:
+def _argument(draw: random.Random, kind: str, tensors: list[str], numbers: Sequence[int]) -> dict[str, Any]:
     kind = kind.removeprefix("Optional[").rstrip("]") if kind.startswith("Optional") else kind
     tensor = {"as_tensor": {"name": draw.choice(tensors)}}
     if kind in ("Tensor", "number"):
-        return tensor if kind == "Tensor" else {"as_int": draw.choice(NUMBERS)}
+        return tensor if kind == "Tensor" else {"as_int": draw.choice(numbers)}
     if kind.startswith("List[Tensor") or kind.startswith("List[Optional"):
         return {"as_tensors": [{"name": draw.choice(tensors)} for _ in range(draw.randrange(1, 4))]}
     if kind.startswith("List[float"):
@@ -161,10 +162,10 @@ def _argument(draw: random.Random, kind: str, tensors: list[str]) -> dict[str, A
     if kind.startswith("List[bool"):
         return {"as_bools": [True] * draw.randrange(1, 4)}
     if kind.startswith("List"):
-        return {"as_ints": [draw.choice(NUMBERS) for _ in range(draw.randrange(1, 4))]}
+        return {"as_ints": [draw.choice(numbers) for _ in range(draw.randrange(1, 4))]}
     plain: dict[str, Any] = {"float": {"as_float": draw.choice((0.5, 1e9, -1.0))}, "bool": {"as_bool": True}}
     texts: dict[str, Any] = {"str": {"as_string": draw.choice(("mean", "none", "bi,io->bo", "dp"))}}
-    return (plain | texts).get(kind, {"as_int": draw.choice(NUMBERS)})
+    return (plain | texts).get(kind, {"as_int": draw.choice(numbers)})
 
 
 def unpacked(data: bytes) -> Entries:

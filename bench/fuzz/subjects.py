@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 import fxshard
-from bench.fuzz.mutations import changed_archive, changed_json, damaged
+from bench.fuzz.mutations import changed_archive, changed_json, damaged, foreign_call
+from fxshard._torch_compat.fakes import FakeTensorMode
+from fxshard.archive.graphs import read_graph, write_graph
 from fxshard.cli import solve_file
 from fxshard.mesh import hardware_file
 from fxshard.program.sharded_program import ShardedProgram
@@ -63,6 +65,11 @@ class Small(nn.Module):
         return self.last(torch.cat(parts, 1)).softmax(-1)
 
 
+class Loss(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().sum()
+
+
 MESH = {"dp": 2, "tp": 2}
 
 
@@ -74,8 +81,11 @@ def subjects(folder: Path) -> dict[str, list[Subject]]:
     found = [_program(folder, "static.pt2", fxshard.export(model, (x,), mesh, pins={"first.weight": "RS(0)"}, input_layouts="S(0)R"))]
     sizes = fxshard.export(model, (x,), mesh, pins={"first.weight": "RS(0)"}, input_layouts="S(0)R", dynamic_shapes=({0: "batch"},))
     found.append(_program(folder, "dynamic.pt2", sizes))
+    training = fxshard.export(Loss(), (x,), mesh, train=True, optimizer=torch.optim.SGD, replan=True)
+    found.append(_program(folder, "training.pt2", training, "per-rank"))
     plan = fxshard.plan(model, (x,), mesh, pins={"first.weight": "RS(0)"}, memory_limit="1GB", dynamic_shapes=({0: "batch"},))
     found.append(_json("plan", plan.to_json().encode(), fxshard.ShardingPlan.load, lambda p: p.to_json(), lambda p, path: p.save(path)))
+    found += _graphs()
     found += _checkpoints(folder)
     for name in ("h100", "cpu"):
         hardware_file.save(hardware_file.find_hardware(name), folder / "h.json")
@@ -85,18 +95,58 @@ def subjects(folder: Path) -> dict[str, list[Subject]]:
     return {kind: [one for one in found if one.kind == kind] for kind in dict.fromkeys(one.kind for one in found)}
 
 
-def _program(folder: Path, name: str, program: Any) -> Subject:
-    program.save(folder / name)
-    mutations = ((1, damaged, True), (3, changed_archive, False))
-    return Subject(
-        "program", {name: (folder / name).read_bytes()}, name, mutations, fxshard.load, program_text, lambda p, path: p.save(path)
-    )
+def _program(folder: Path, name: str, program: Any, weights: str = "inside") -> Subject:
+    program.save(folder / name, weights)
+    mutations = ((1, damaged, True), (3, _changed_program, False))
+    files = {path.name: path.read_bytes() for path in sorted(folder.glob(f"{name}*"))}
+
+    def write(program: Any, path: Path) -> None:
+        program.save(path, weights)
+
+    return Subject("program", files, name, mutations, fxshard.load, program_text, write)
+
+
+def _changed_program(draw: random.Random, data: bytes) -> bytes:
+    return changed_archive(draw, data) if data.startswith(b"PK") else damaged(draw, data)
 
 
 def program_text(program: Any) -> str:
     """Everything that a program's file holds."""
     said = [repr(getattr(program, f.name)) for f in dataclasses.fields(ShardedProgram) if f.name not in ("modules", "plan", "effects")]
-    return "\n".join([program.hash, program.plan.to_json(), *said, *(f"{name} {_digest(w)}" for name, w in program.weights.items())])
+    planning = program.planning and program.planning.graph.hash
+    weights = [f"{name} {_digest(w)}" for name, w in program.whole_weights.items()]
+    return "\n".join([program.hash, program.plan.to_json(), str(planning), *said, *weights])
+
+
+def _graphs() -> list[Subject]:
+    """A local graph with operands of several types, one call of which becomes a call of any operator of torch."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    operands = [(torch.float32, (4, 6)), (torch.float64, (2, 3, 8, 8)), (torch.int64, (4,)), (torch.bool, (4, 6)), (torch.float32, (6,))]
+    for number, (dtype, shape) in enumerate(operands):
+        node = graph.placeholder(f"x{number}")
+        with mode:
+            node.meta["val"] = torch.empty(shape, dtype=dtype)
+    named = {node.name: node for node in graph.nodes}
+    call = graph.call_function(torch.ops.aten.where.self, tuple(named[name] for name in ("x3", "x0", "x4")))
+    with mode:
+        call.meta["val"] = torch.empty(4, 6)
+    cat = graph.call_function(torch.ops.aten.cat.default, ([named["x0"], named["x3"]],))
+    with mode:
+        cat.meta["val"] = torch.empty(8, 6)
+    graph.output((call,))
+    text = write_graph(fx.GraphModule(nn.Module(), graph))
+
+    def read(path: Path) -> fx.GraphModule:
+        return read_graph(path.read_bytes(), path.name, ("dp", "tp"))
+
+    def listed(module: fx.GraphModule) -> str:
+        return "\n".join(f"{n.format_node()} {n.meta.get('val')}" for n in module.graph.nodes)
+
+    def write(module: fx.GraphModule, path: Path) -> None:
+        path.write_bytes(write_graph(module))
+
+    mutations = ((9, foreign_call, False), (1, changed_json, False))
+    return [Subject("graph", {"graph.json": text}, "graph.json", mutations, read, listed, write)]
 
 
 def _digest(value: torch.Tensor) -> str:

@@ -196,6 +196,30 @@ def test_bombs_are_refused_before_they_take_memory(path: Path) -> None:
         parse_json("[" + "[]," * 8_000_000 + "0]", "file")
 
 
+@pytest.mark.parametrize(
+    ("target", "rest", "what"),
+    [
+        ("unbind.int", [], "gives 1099511627776 parts"),
+        ("split.Tensor", [{"as_int": 1}], "gives 1099511627776 parts"),
+        ("chunk.default", [{"as_int": 10**9}], "gives 1000000000 parts"),
+        ("tensor_split.sections", [{"as_int": 10**9}], "gives 1000000000 parts"),
+        ("geqrf.default", [], "geqrf.default cannot have these shapes"),
+    ],
+)
+def test_shapes_that_would_take_memory_to_find(path: Path, target: str, rest: list[Any], what: str) -> None:
+    """Parts of a tensor that would be counted one by one, and an operator whose shapes only its kernel knows."""
+
+    def change(graph: Any) -> None:
+        graph["tensor_values"]["x"]["sizes"] = [{"as_int": 2**40}, {"as_int": 8}]
+        inputs = [{"as_tensor": {"name": "x"}}, *rest]
+        names = ("self", "a", "b")
+        graph["nodes"][0]["target"] = f"torch.ops.aten.{target}"
+        graph["nodes"][0]["inputs"] = [{"name": n, "arg": one, "kind": 1} for n, one in zip(names, inputs, strict=False)]
+
+    with pytest.raises(FileError, match=what):
+        archive.load(edited(path, GRAPH, _graph(change)))
+
+
 def test_a_plan_is_not_a_program(tmp_path: Path) -> None:
     """The error names the function that loads plans."""
     small_plan().save(tmp_path / "plan.json")
