@@ -1,4 +1,4 @@
-"""A slice of ``make fuzz``: mutated files are refused by a FxshardError, or accepted and equal. Undamaged ones are read without an error."""
+"""A slice of ``make fuzz``: mutated files are refused by a FxshardError, or accepted and equal. Undamaged ones are read."""
 
 from __future__ import annotations
 
