@@ -13,6 +13,7 @@ OPS_ARGS ?=
 MODELS_ARGS ?=
 CUDA_ARGS ?=
 GPU_ARGS ?=
+FUZZ_ARGS ?=
 MODEL_PACKAGES := .models
 TRITON := .triton
 
@@ -35,7 +36,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu solver mutants lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu solver fuzz mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -82,6 +83,9 @@ $(TRITON)/.installed: $(STAMP)
 
 solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.solver
+
+fuzz: $(STAMP) ## 10,000 mutated programs, plans, checkpoints, hardware and solver files: refused or equal (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.fuzz $(FUZZ_ARGS)
 
 mutants: $(STAMP) ## breaks 30 places drawn at random, one by one: the tests must notice at least 27 (hours)
 	$(BIN)/python tools/mutants.py --pytest "-n $(PYTEST_WORKERS)"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxshard.archive.planning import Planning
 from fxshard.errors import OptionError, a_kind
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
@@ -22,6 +23,7 @@ from fxshard.passes.pipeline import Compilation, Request, lower_plan, make_plan,
 from fxshard.passes.planning.origin import Origin
 from fxshard.passes.planning.sizes_of_plan import check_legal
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision
+from fxshard.passes.trace.optimizer_step import with_step
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.comparison import Comparison, compare
 from fxshard.plans.constraints import Constraint, check_constraints
@@ -189,8 +191,11 @@ def export(
     even: bool = False,
     example_sizes: Any = None,
     parallel: Any = None,
+    train: bool = False,
+    optimizer: Any = None,
+    replan: bool = False,
 ) -> ExportedProgram:
-    """Plans and lowers ``model`` for inference on ``mesh``, ahead of time: one program for all ranks, with its plan and weights.
+    """Plans and lowers ``model`` on ``mesh``, ahead of time: one program for all ranks, with its plan and weights.
 
     Needs no process group. Inputs and outputs are replicated unless layouts are given for them, or ``parallel`` says otherwise.
     ``program.save("m.pt2")`` writes the program, ``fxshard.load("m.pt2").bind(device_mesh)`` runs it.
@@ -198,14 +203,26 @@ def export(
     ``dynamic_shapes``: dims whose sizes may change, as in ``plan``; all other dims keep the example's size. One graph for all ranks then
     serves all sizes, odd ones too. With ``even`` it serves even sizes only, which needs fewer copies, and so it does if a ``plan`` is
     given; ``program.refuses(sizes)`` says why it does not serve some sizes.
-    ``rng`` and ``without`` are those of ``lower``, all other arguments and errors those of ``plan``. A ``plan`` must be for inference
-    (``train=False``); layouts, pins, limits or ``example_sizes`` beside it raise OptionError.
+    ``train``: whether the program has a backward too: its parameters then get gradients, as those of the model do. With an ``optimizer``
+    (an SGD, Adam or AdamW of ``torch.optim`` for the model's parameters, its class, or a partial of it), the program is a whole training
+    step: a call takes a batch, returns what the model returns, and updates parameters and state, which are parameters named
+    ``optimizer...`` of the bound module (docs/export.md).
+
+    ``replan``: whether the program holds its planning graph, and so runs on any mesh: ``bind`` for another one plans it again. Not with
+    dynamic sizes.
+
+    ``rng`` and ``without`` are those of ``lower``, all other arguments and errors those of ``plan``. A ``plan`` must have been made with
+    the same ``train``; layouts, pins, limits, ``example_sizes`` or an ``optimizer`` beside it raise OptionError.
     """
     check_call(model, example_args)
     check_pins(pins)
     check_flag("even", even)
+    check_flag("train", train)
+    check_flag("replan", replan)
+    if optimizer is not None and not train:
+        raise OptionError("an optimizer is for a training program", where="optimizer", remedy="give train=True, or leave it out")
     others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
-    others |= {"constraints": constraints or None, "example_sizes": example_sizes, "parallel": parallel}
+    others |= {"constraints": constraints or None, "example_sizes": example_sizes, "parallel": parallel, "optimizer": optimizer}
     check_unused(plan, pins=pins, **others, objective=objective)
     dims = dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     words, whole = read_parallel(parallel, as_mesh(mesh)), "R" * as_mesh(mesh).ndim
@@ -213,7 +230,7 @@ def export(
         model,
         tuple(example_args),
         dict(example_kwargs or {}),
-        False,
+        train,
         left_whole(words, as_mesh(mesh)) if input_layouts is None else input_layouts,
         whole if output_layouts is None else output_layouts,
         pins,
@@ -227,16 +244,29 @@ def export(
         sampled=weighted_sizes(example_sizes, dims),
         parallel=words,
     )
+    if replan and request.dynamic:
+        raise OptionError("a program for dynamic sizes cannot be planned again", where="replan", remedy="export it for each mesh")
     if even and not request.dynamic:
         raise OptionError("even=True is for dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
+    weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if plan is not None:
         check_plan(plan, mesh)
-        if plan.train:
-            raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
+        if plan.train != train:
+            of = "training" if plan.train else "inference"
+            raise OptionError(f"the plan is for {of}, train={train} asks for the other", remedy=f"plan with train={train}")
+    graph = trace_model(request, as_mesh(mesh), dump) if replan or optimizer is not None else None
+    if graph is not None and optimizer is not None:
+        graph, state = with_step(graph, model, optimizer)
+        weights |= state
+        request = replace(request, train=False)
+    planning = Planning(graph, rng, request.without) if graph is not None and replan else None
+    if plan is None:
+        lowered = lower_for_sizes(request, as_mesh(mesh), dump, even=even, graph=graph)
+    elif graph is None:
         lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
     else:
-        lowered = lower_for_sizes(request, as_mesh(mesh), dump, even=even)
-    return ExportedProgram.of(lowered, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+        lowered = lower_plan(graph, plan, dump, rng, without)
+    return ExportedProgram.of(lowered, weights, planning=planning)
 
 
 def load(path: str | Path) -> ExportedProgram:
@@ -282,7 +312,7 @@ class Simulate:
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
         lowered = program_at(lowered, sizes_of_call(lowered, args, kwargs))
         if weights is None and isinstance(model_or_program, ExportedProgram):
-            weights = model_or_program.weights
+            weights = model_or_program.whole_weights
         model = model_or_program if isinstance(model_or_program, nn.Module) else None
         simulation = simulate_program(lowered, program_values(lowered, model, args, kwargs, tangents, weights), reduction)
         return replace(simulation, outputs=returned_by_model(simulation.outputs, args, kwargs, simulation.mutations))

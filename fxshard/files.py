@@ -19,6 +19,10 @@ from typing import Any, TypeVar
 from fxshard.errors import FileError, closest
 
 T = TypeVar("T")
+MAX_PARSED = 2**29
+"""Bytes of memory that a JSON text may take once it is parsed, as ``_parsed_bytes`` estimates it before: some 40 MB of text."""
+_BYTES_OF = {"{": 140, "[": 80, ",": 30, '"': 15}
+"""Upper estimates of the bytes that an object, a list, a further entry and half a text take in CPython."""
 REMAKE = "make the file again, or copy it again from its source"
 
 
@@ -113,8 +117,10 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=remedy) from error
+    if (parsed := _parsed_bytes(decoded)) > MAX_PARSED:
+        raise FileError(f"the file is absurdly large: read, it would take {parsed / 2**30:.1f} GiB of memory", where=where, remedy=remedy)
     try:
-        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
         if "\\ud" in decoded.lower():  # half a character, which nothing can write again
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -128,12 +134,23 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
     return Field(value, where, "", remedy)
 
 
+def _parsed_bytes(text: str) -> int:
+    return len(text) * (1 if text.isascii() else 4) + sum(text.count(mark) * size for mark, size in _BYTES_OF.items())
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the field {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
     return out
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
 
 
 def _no_constant(name: str) -> Any:

@@ -23,7 +23,16 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-__all__ = ["FAKE_ERRORS", "FakeTensor", "FakeTensorMode", "changes_of", "forget_inner_sizes", "quiet_fakes", "storage_key"]
+__all__ = [
+    "FAKE_ERRORS",
+    "FakeTensor",
+    "FakeTensorMode",
+    "changes_of",
+    "forget_inner_sizes",
+    "kernels_for_shapes",
+    "quiet_fakes",
+    "storage_key",
+]
 
 FAKE_ERRORS = (
     DataDependentOutputException,
@@ -48,6 +57,17 @@ def quiet_fakes() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
+
+
+@contextlib.contextmanager
+def kernels_for_shapes(mode: FakeTensorMode, allowed: bool) -> Iterator[None]:
+    """Whether ``mode`` may run the kernel of an operator, on zeros in place of its operands, if nothing else knows its shapes."""
+    before = mode.allow_fallback_kernels
+    mode.allow_fallback_kernels = before and allowed
+    try:
+        yield
+    finally:
+        mode.allow_fallback_kernels = before
 
 
 def storage_key(value: torch.Tensor) -> int:

@@ -2,7 +2,8 @@
 
 The archive has torch's own format (``torch.export.load`` opens it), plus fxshard's files: ``plan.json``, the program's description, a
 manifest with the hash of every entry, and the weights as safetensors. Nothing in it is pickled. ``load`` treats the file as data: it checks
-the manifest, refuses entries outside a fixed list, and rebuilds the graphs with its own strict reader, operator by operator.
+size and hash of every entry, refuses entries that the program does not use, and rebuilds the graphs with its own strict reader, operator by
+operator. Entries that only torch reads are constants.
 
 Submodules are imported on demand: caches only need to write sizes in this format.
 """
@@ -12,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxshard.archive.store import has_weights, load, load_weights, save
+    from fxshard.archive.store import has_weights, load, load_planning, load_rank, load_weights, rank_files, save
 
-__all__ = ["has_weights", "load", "load_weights", "save"]
+__all__ = ["has_weights", "load", "load_planning", "load_rank", "load_weights", "rank_files", "save"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import shutil
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import torch
 
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
+from fxshard.files import REMAKE, Field, Readers, atomic_file, parse_json, read_start, write_json
 
 FORMAT, VERSION = "fxshard-program", 3
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
+PLANNING, PLANNED_GRAPH = "extra/fxshard/planning.json", "extra/fxshard/planning_graph.json"
 WEIGHTS = "fxshard/weights.safetensors"
 _TORCH = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"6\n"}
 _BESIDE_GRAPH = {
@@ -29,15 +32,15 @@ _BESIDE_GRAPH = {
     "data/sample_inputs/{}.pt": b"",
 }
 _ALLOWED = re.compile(
-    r"archive_format|archive_version|byteorder|\.data/version|extra/fxshard/(manifest|plan|program)\.json|fxshard/weights\.safetensors"
+    r"archive_format|archive_version|byteorder|\.data/version|extra/fxshard/(manifest|plan|program|planning|planning_graph)\.json|fxshard/weights\.safetensors"
     r"|models/model(_\d{1,6})?\.json|data/weights/model(_\d{1,6})?_weights_config\.json"
     r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
 )
-MAX_ENTRIES, MAX_BYTES, MAX_RATIO = 10_000, 2**27, 100
-"""Limits on what is read, without weights: number of entries, their total bytes, and their compression ratio.
+MAX_ENTRIES, MAX_BYTES, MAX_RATIO, MAX_DIRECTORY = 10_000, 2**27, 100, 2**22
+"""Limits on what is read, without weights: number of entries, their total bytes, their compression ratio, and bytes of the zip's directory.
 
 The JSON of one Llama layer takes about 50 KB per size class for inference, and up to 2 MB for training under the most scattered plans;
-the latter compress 27 times. Once parsed, JSON takes about twenty times its size in memory.
+the latter compress 27 times. Once parsed, JSON takes about twenty times its size in memory, which ``parse_json`` limits.
 """
 ALIGNMENT = 64
 _LOCAL_HEADER, _ZIP64_EXTRA = 30, 20
@@ -53,16 +56,38 @@ def graph_entry(name: str) -> str:
     return f"models/{name}.json"
 
 
-def write(path: str | Path, plan: str, program: str, graphs: Mapping[str, bytes], weights: Path | None) -> None:
-    """Writes the archive atomically; ``weights`` is a safetensors file to copy in. The same input gives the same bytes."""
-    entries = {**_TORCH, PLAN: plan.encode(), PROGRAM: program.encode()}
+def fixed_entries(graphs: Iterable[str]) -> dict[str, bytes]:
+    """The entries whose contents ``torch.export.load`` needs and every program has alike: empty tables, no pickled sample inputs."""
+    return {**_TORCH, **{beside.format(name): data for name in graphs for beside, data in _BESIDE_GRAPH.items()}}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What the manifest says of an entry, or of a rank's file beside the archive."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of_file(cls, path: Path) -> Listed:
+        with path.open("rb") as file:
+            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def write(
+    path: str | Path, own: Mapping[str, bytes], graphs: Mapping[str, bytes], weights: Path | None, rank_files: Sequence[Listed] = ()
+) -> None:
+    """Writes the archive atomically: fxshard's ``own`` entries and the graphs. ``weights`` is a safetensors file to copy in, ``rank_files``
+    those of the ranks beside it. The same input gives the same bytes."""
+    entries = {**_TORCH, **own}
     for name, graph in graphs.items():
-        entries |= {graph_entry(name): graph, **{beside.format(name): data for beside, data in _BESIDE_GRAPH.items()}}
-    listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in entries.items()}
+        entries |= {graph_entry(name): graph} | fixed_entries((name,))
+    listed = {name: Listed(len(data), hashlib.sha256(data).hexdigest()) for name, data in entries.items()}
     if weights is not None:
-        listed[WEIGHTS] = {"bytes": weights.stat().st_size, "sha256": _hash_file(weights)}
-    rows = [{"name": name, **facts} for name, facts in listed.items()]
-    manifest = write_json({"format": FORMAT, "version": VERSION, "torch": torch_version(), "entries": rows})
+        listed[WEIGHTS] = Listed.of_file(weights)
+    rows = [{"name": name, **vars(facts)} for name, facts in listed.items()]
+    beside = {"rank_files": [vars(one) for one in rank_files]} if rank_files else {}
+    manifest = write_json({"format": FORMAT, "version": VERSION, "torch": torch_version(), "entries": rows, **beside})
     with atomic_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, data in {MANIFEST: manifest.encode(), **entries}.items():
             archive.writestr(_info(name), data, compress_type=zipfile.ZIP_DEFLATED if name.endswith(".json") else zipfile.ZIP_STORED)
@@ -89,11 +114,6 @@ def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
         shutil.copyfileobj(source, target, 2**24)
 
 
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def torch_version() -> str:
     """``2.13``: a program can only be read with the minor version of torch that wrote it."""
     return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
@@ -107,8 +127,13 @@ class Container:
         self.infos = _checked_infos(archive, path)
         if MANIFEST not in self.infos:
             raise FileError("the archive is not a fxshard program: it has no manifest", where=path, remedy=NOT_A_PROGRAM)
-        self.listed = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
+        self.listed, self.rank_files = _read_manifest(parse_json(self._bytes(MANIFEST), f"{path}: manifest"))
         _check_names(set(self.infos) - {MANIFEST}, set(self.listed), path)
+        for name, facts in self.listed.items():
+            if facts.bytes != self.infos[name].file_size:
+                raise FileError(f"the entry {name} is damaged: its size is not the manifest's", where=path, remedy=REMAKE)
+            if name != WEIGHTS:  # large, and hashed when they are read
+                self.read(name)
 
     def _bytes(self, name: str) -> bytes:
         with self.stream(name) as entry:
@@ -119,12 +144,27 @@ class Container:
         if name not in self.listed:
             raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
         data = self._bytes(name)
-        if hashlib.sha256(data).hexdigest() != self.listed[name]:
+        if hashlib.sha256(data).hexdigest() != self.listed[name].sha256:
             raise FileError(f"the entry {name} is damaged: its hash is not the manifest's", where=self.path, remedy=REMAKE)
         return data
 
     def has(self, name: str) -> bool:
         return name in self.listed
+
+    def check_entries(self, graphs: Iterable[str]) -> None:
+        """Raises FileError unless the archive holds exactly what a program with these graphs has, and torch's own entries are as fxshard
+        writes them: ``torch.export.load`` would unpickle what else they held."""
+        graphs = tuple(graphs)
+        fixed = fixed_entries(graphs)
+        needed = {PLAN, PROGRAM, *map(graph_entry, graphs), *({PLANNING, PLANNED_GRAPH} if self.has(PLANNING) else ())}
+        for name in sorted(needed - set(self.listed)):
+            raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
+        known = {*fixed, *needed, WEIGHTS}
+        if extra := set(self.listed) - known:
+            raise FileError(f"the archive holds {min(extra)!r}, which its program does not use", where=self.path, remedy=NOT_A_PROGRAM)
+        for name, data in fixed.items():
+            if self.read(name) != data:
+                raise FileError(f"the entry {name} is not what fxshard writes there", where=self.path, remedy=NOT_A_PROGRAM)
 
     @contextmanager
     def stream(self, name: str) -> Iterator[IO[bytes]]:
@@ -151,7 +191,12 @@ class Container:
 def open_archive(path: str | Path) -> Iterator[Container]:
     """Opens a program's archive; raises FileError for a file that is missing, truncated, foreign or unsafe."""
     try:
-        archive = zipfile.ZipFile(path)
+        file = _ArchiveFile(path)
+        try:
+            archive = zipfile.ZipFile(file)
+        except BaseException:
+            file.close()
+            raise
     except zipfile.BadZipFile as error:
         if read_start(path, 64).lstrip().startswith(b"{"):
             remedy = f"read a plan with fxshard.ShardingPlan.load({str(path)!r}); programs come from fxshard.export"
@@ -159,12 +204,22 @@ def open_archive(path: str | Path) -> Iterator[Container]:
         raise FileError(f"the file is cut short or is not an archive: {error}", where=str(path), remedy=REMAKE) from error
     except (OSError, ValueError, NotImplementedError, *_ZLIB) as error:
         raise FileError(f"cannot open the file: {error}", where=str(path), remedy="check the path and its permissions") from error
-    with archive:
-        container = Container(archive, str(path))
-        for name, data in _TORCH.items():
-            if container.read(name) != data:
-                raise FileError(f"the entry {name} is not what this version of torch writes", where=str(path), remedy=REMAKE)
-        yield container
+    with file, archive:
+        file.limit = None
+        yield Container(archive, str(path))
+
+
+class _ArchiveFile(io.BufferedReader):
+    """A file that refuses single reads of more than ``limit`` bytes, so that a huge directory is refused before it is read."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(io.FileIO(path))
+        self.limit: int | None = MAX_DIRECTORY
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.limit is not None and size is not None and size > self.limit:
+            raise zipfile.BadZipFile(f"its directory is absurdly large, {size} bytes")
+        return super().read(size)
 
 
 _ZLIB = (zlib.error, struct.error, OverflowError)
@@ -204,16 +259,20 @@ def _check_size(info: zipfile.ZipInfo, name: str, path: str) -> None:
         raise FileError(f"the entry {name} is absurdly large: {info.file_size} bytes when unpacked", where=path, remedy=NOT_A_PROGRAM)
 
 
-def _read_manifest(root: Field) -> dict[str, str]:
-    """Hashes by entry name."""
+def _read_manifest(root: Field) -> tuple[dict[str, Listed], tuple[Listed, ...]]:
+    """The entries by name, and the ranks' files."""
     root.check_version(FORMAT, VERSION, "program", NOT_A_PROGRAM, f"export it again; this fxshard reads version {VERSION}")
     written = root.get("torch", Field.text)
     if written != torch_version():
         remedy = f"export it again, or install torch {written}"
         raise root.fail(f"torch {written} wrote the program, this is torch {torch_version()}", remedy)
-    root.known(("format", "version", "torch", "entries"))
-    rows = [one.record({"name": Field.text, "bytes": Field.whole, "sha256": Field.text}) for one in root.get("entries", Field.items)]
-    return {row["name"]: row["sha256"] for row in rows}
+    root.known(("format", "version", "torch", "entries", "rank_files"))
+    facts: Readers = {"bytes": Field.whole, "sha256": Field.text}
+    rows = [one.record({"name": Field.text, **facts}) for one in root.get("entries", Field.items)]
+    listed = {row.pop("name"): Listed(**row) for row in rows}
+    if len(listed) != len(rows):
+        raise root.fail("the manifest lists an entry twice")
+    return listed, root.get("rank_files", lambda f: f.tuple_of(lambda one: Listed(**one.record(facts))), ())
 
 
 def _check_names(present: set[str], listed: set[str], path: str) -> None:

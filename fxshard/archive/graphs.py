@@ -9,7 +9,9 @@ calls need. Our reader drops these inputs and nodes: in the graph that it return
 from __future__ import annotations
 
 import io
+import json
 import keyword
+import math
 import operator
 import re
 import zipfile
@@ -25,6 +27,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.export_names import export_dtypes, export_memory_formats
+from fxshard._torch_compat.fakes import kernels_for_shapes
 from fxshard._torch_compat.nodes import lazy_graph_module
 from fxshard._torch_compat.operators import schema_of
 from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
@@ -33,6 +36,7 @@ from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symboli
 from fxshard.archive.sizes import FileSizes, is_number
 from fxshard.errors import FileError
 from fxshard.files import Field, parse_json
+from fxshard.graph.planning_graph import example_shape
 from fxshard.layout.layouts import REDUCE_OPS
 from fxshard.program.sharded_program import ProgramSize
 from fxshard.program.size_inputs import add_size_inputs
@@ -207,7 +211,9 @@ class _Reader:
         target = field.get("target", _target)
         args, kwargs = self.arguments(field, target)
         values = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
-        value = self.fake(lambda: target(*values[0], **values[1]), field, str(target))
+        check_results(target, values[0], field)
+        with kernels_for_shapes(self.sizes.mode, bytes_of(values) <= MAX_OPERANDS):
+            value = self.fake(lambda: target(*values[0], **values[1]), field, str(target))
         node = self.graph.create_node("call_function", target, args, kwargs)
         self.results(node, value, field)
 
@@ -338,6 +344,40 @@ class _Reader:
         described = self.declared[name]
         shape = described.get("sizes", lambda f: f.tuple_of(self.size))
         return shape, described.get("dtype", lambda f: _enum(f, export_dtypes))
+
+
+MAX_RESULTS, MAX_OPERANDS = 2**14, 2**26
+"""Limits on what is computed to find shapes: number of parts that a call may split a tensor into, unless the file names as many; bytes of
+operands of an operator whose shapes only its kernel knows."""
+_DIM_AFTER = {"split": 2, "split_copy": 2, "unsafe_split": 2, "unbind": 1, "unbind_copy": 1}
+_SECTIONS = ("chunk", "unsafe_chunk", "tensor_split", "hsplit", "vsplit", "dsplit")
+
+
+def check_results(target: Any, args: Sequence[Any], field: Field) -> None:
+    """Raises FileError for a call that would split a tensor into more parts than ``MAX_RESULTS`` and than the file names."""
+    name = target.overloadpacket.__name__
+    if not args or not isinstance(args[0], torch.Tensor) or name not in (*_DIM_AFTER, *_SECTIONS):
+        return
+    if name in _SECTIONS:
+        parts = args[1] if len(args) > 1 else 0
+    else:
+        place = _DIM_AFTER[name]
+        length, each = _length(args[0], args[place] if len(args) > place else 0), args[1] if place == 2 and len(args) > 1 else 1
+        parts = -(-length // each) if isinstance(each, int) and each > 0 else 0
+    if isinstance(parts, int) and parts > max(MAX_RESULTS, len(json.dumps(field.get("outputs", Field.plain, []))) // 8):
+        raise field.fail(f"{target} gives {parts} parts, more than the file names")
+
+
+def _length(tensor: torch.Tensor, dim: Any) -> int:
+    """The size of a dim in the example; 0 if there is none."""
+    sizes = example_shape(tensor.shape)
+    return sizes[dim] if isinstance(dim, int) and -len(sizes) <= dim < len(sizes) else 0
+
+
+def bytes_of(values: Any) -> int:
+    """Bytes of all tensors among the arguments of a call, in the example."""
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return sum(math.prod(example_shape(t.shape)) * t.dtype.itemsize for t in tensors)
 
 
 def _equal(said: Any, found: Any) -> bool:

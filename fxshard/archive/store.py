@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, graph_entry, graph_name, open_archive, write
+from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, Listed, graph_entry, graph_name, open_archive, write
 from fxshard.archive.description import read_description, write_description
 from fxshard.archive.graphs import read_graph, write_graph
-from fxshard.archive.weights import read_weights, select_weights, weights_file
+from fxshard.archive.planning import Planning, read_planning, write_planning
+from fxshard.archive.weights import read_rank_file, read_weights, select_weights, weights_file, write_rank_files
 from fxshard.errors import FileError
 from fxshard.plans.plan_json import dumps
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 
 
-def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+def save(
+    program: ShardedProgram,
+    path: str | Path,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    shards: Iterable[Mapping[str, torch.Tensor]] = (),
+    planning: Planning | None = None,
+) -> None:
     """Writes ``program`` to ``path`` (``.pt2``) atomically; the same program gives the same bytes.
 
     Args:
         weights: whole parameters and buffers by the model's names (its state_dict); those that the program does not read are
             left out, tied ones are stored once. None: a program without weights.
+        shards: instead, what each rank holds of them; each is written to a file of its own beside ``path``, before the program.
+        planning: what the program was planned from, so that it can be planned for other meshes.
 
     Raises:
         FileError: the path cannot be written, a weight is missing or does not match the program's, or a file cannot hold
@@ -30,10 +39,11 @@ def save(program: ShardedProgram, path: str | Path, weights: Mapping[str, torch.
     """
     names = {size_class: graph_name(number) for number, size_class in enumerate(program.modules)}
     graphs = {names[size_class]: write_graph(module, (*program.sizes, *program.ranks)) for size_class, module in program.modules.items()}
-    description = write_description(program, names)
+    own = {PLAN: dumps(program.plan).encode(), PROGRAM: write_description(program, names).encode()}
+    own |= {} if planning is None else write_planning(program, planning)
     kept = None if weights is None else select_weights(program, weights)
     with weights_file(kept, Path(path).parent) as file:
-        write(path, dumps(program.plan), description, graphs, file)
+        write(path, own, graphs, file, write_rank_files(path, shards))
 
 
 def load(path: str | Path) -> ShardedProgram:
@@ -46,10 +56,17 @@ def load(path: str | Path) -> ShardedProgram:
         where = f"{path}: {{}}".format
         plan = ShardingPlan.from_json(container.read(PLAN), where("plan"))
         description = read_description(container.read(PROGRAM), where("program"))
+        container.check_entries(description.graphs)
         axes = description.mesh.axis_names
         sizes = description.sizes
         graphs = {name: read_graph(container.read(graph_entry(name)), where(name), axes, sizes) for name in description.graphs}
     return description.program(plan, graphs)
+
+
+def load_planning(path: str | Path, program: ShardedProgram) -> Planning | None:
+    """What the ``program`` in a file was planned from; None if the file does not hold it. Raises FileError as ``load``."""
+    with open_archive(path) as container:
+        return read_planning(container, program)
 
 
 def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
@@ -67,3 +84,15 @@ def has_weights(path: str | Path) -> bool:
     """Whether the program's file carries weights. Raises FileError as ``load``."""
     with open_archive(path) as container:
         return bool(container.has(WEIGHTS))
+
+
+def rank_files(path: str | Path) -> tuple[Listed, ...]:
+    """Size and hash of the weights of each rank, if they are in files of their own beside the program. Raises FileError as ``load``."""
+    with open_archive(path) as container:
+        return container.rank_files
+
+
+def load_rank(path: str | Path, rank: int) -> dict[str, torch.Tensor]:
+    """What one rank holds of the weights, from its file beside the program, by the model's names; memory-mapped. Raises FileError."""
+    with open_archive(path) as container:
+        return read_rank_file(container, rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from fxshard.archive.container import WEIGHTS, Container
+from fxshard.archive.container import WEIGHTS, Container, Listed
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, Field, Readers, parse_json
+from fxshard.files import REMAKE, Field, Readers, atomic_file, parse_json
 from fxshard.program.sharded_program import ShardedProgram
 
 MAX_HEADER = 2**28
+WHOLE = "pass the model's whole state_dict"
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -45,17 +46,24 @@ def weights_needed(program: ShardedProgram) -> dict[str, tuple[tuple[int, ...], 
     return {end.name: (shape, dtype) for end, shape, dtype in ends if end.kind in ("parameter", "buffer")}
 
 
-def select_weights(program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The ``weights`` that the program reads; raises FileError if one is missing, has another shape or dtype, or is on meta."""
+def select_weights(
+    program: ShardedProgram, weights: Mapping[str, torch.Tensor], file: str | None = None, remedy: str | None = None
+) -> dict[str, torch.Tensor]:
+    """The ``weights`` that the program reads; raises FileError if one is missing, has another shape or dtype, or is on meta.
+
+    ``file``, ``remedy``: where they are from, and what to do instead of passing others.
+    """
     found = {program.aliases.get(name, name): tensor for name, tensor in weights.items()} | dict(weights)
     out = {}
     for name, (shape, dtype) in weights_needed(program).items():
         tensor = found.get(name)
         if tensor is None:
-            raise FileError(f"there is no weight {name!r} for the program", where=name, remedy="pass the model's whole state_dict")
+            raise FileError(f"there is no weight {name!r} for the program", where=file or name, remedy=remedy or WHOLE)
         if (tuple(tensor.shape), str(tensor.dtype)) != (shape, dtype):
             has = f"{list(tensor.shape)} of {tensor.dtype}"
-            raise FileError(f"the weight is {has}, the program needs {list(shape)} of {dtype}", where=name, remedy="export again")
+            raise FileError(
+                f"the weight is {has}, the program needs {list(shape)} of {dtype}", where=file or name, remedy=remedy or "export again"
+            )
         if tensor.is_meta:
             raise FileError("the weight is on meta and holds no numbers", where=name, remedy="load the model's weights, or save without")
         out[name] = tensor.detach().cpu().contiguous()
@@ -93,31 +101,56 @@ def read_weights(container: Container) -> dict[str, torch.Tensor]:
 
     Reads the file once, to check its hash. Raises FileError if it is damaged.
     """
-    _check_hash(container)
-    start, size = container.offset(WEIGHTS), container.infos[WEIGHTS].file_size
-    header, length = _read_header(container, size)
-    storage = torch.UntypedStorage.from_file(container.path, shared=False, nbytes=start + size)
-    whole = torch.tensor([], dtype=torch.uint8).set_(storage)
-    return {name: _tensor(field, whole[start + 8 + length :]) for name, field in header.items() if name != "__metadata__"}
-
-
-def _check_hash(container: Container) -> None:
     digest = hashlib.sha256()
     with container.stream(WEIGHTS) as stream:
         while piece := stream.read(2**24):
             digest.update(piece)
-    if digest.hexdigest() != container.listed[WEIGHTS]:
+    if digest.hexdigest() != container.listed[WEIGHTS].sha256:
         raise FileError("the weights are damaged: their hash is not the manifest's", where=container.path, remedy=REMAKE)
+    return _mapped(container.path, container.offset(WEIGHTS), container.infos[WEIGHTS].file_size)
 
 
-def _read_header(container: Container, size: int) -> tuple[dict[str, Field], int]:
-    """The descriptions of the tensors, and the length of the header."""
-    where = f"{container.path}: weights"
-    with container.stream(WEIGHTS) as stream:
-        length = int.from_bytes(stream.read(8), "little")
+def rank_file(path: str | Path, rank: int) -> Path:
+    """The file beside a program with the weights of one rank: ``model.pt2.rank-00003.safetensors``."""
+    return Path(f"{path}.rank-{rank:05d}.safetensors")
+
+
+def write_rank_files(path: str | Path, shards: Iterable[Mapping[str, torch.Tensor]]) -> tuple[Listed, ...]:
+    """Writes the weights of each rank beside the program, each atomically."""
+    found = []
+    for rank, tensors in enumerate(shards):
+        with atomic_file(rank_file(path, rank)) as temporary:
+            safetensors.torch.save_file(_without_sharing(tensors), temporary)
+            found.append(Listed.of_file(temporary))
+    return tuple(found)
+
+
+def read_rank_file(container: Container, rank: int) -> dict[str, torch.Tensor]:
+    """The weights of one rank by name, memory-mapped; raises FileError if its file is missing, damaged or another program's."""
+    listed, file = container.rank_files[rank], rank_file(container.path, rank)
+    try:
+        found = Listed.of_file(file)
+    except OSError as error:
+        remedy = "copy the files of the ranks together with the program; they keep its name"
+        raise FileError(f"cannot read the weights of rank {rank}: {error.strerror}", where=str(file), remedy=remedy) from error
+    if found != listed:
+        what = f"the weights of rank {rank} are damaged, or another program's: size or hash is not the manifest's"
+        raise FileError(what, where=str(file), remedy=REMAKE)
+    return _mapped(str(file), 0, found.bytes)
+
+
+def _mapped(path: str, start: int, size: int) -> dict[str, torch.Tensor]:
+    """The tensors of ``size`` bytes of safetensors that begin at ``start`` in a file."""
+    where = f"{path}: weights"
+    with open(path, "rb") as file:
+        file.seek(start)
+        length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(MAX_HEADER, size - 8):
             raise FileError("the weights are not safetensors", where=where, remedy=REMAKE)
-        return parse_json(stream.read(length), where).entries(), length
+        header = parse_json(file.read(length), where).entries()
+    storage = torch.UntypedStorage.from_file(path, shared=False, nbytes=start + size)
+    data = torch.tensor([], dtype=torch.uint8).set_(storage)[start + 8 + length :]
+    return {name: _tensor(field, data) for name, field in header.items() if name != "__metadata__"}
 
 
 def _tensor(field: Field, data: torch.Tensor) -> torch.Tensor:

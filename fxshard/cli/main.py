@@ -1,4 +1,4 @@
-"""The ``fxshard`` command: plan, diff, export, compile, inspect, solve, check-op, calibrate, demo.
+"""The ``fxshard`` command: plan, diff, export, run, compile, inspect, solve, check-op, calibrate, demo.
 
 ``_parser`` declares the commands; each calls a function here or in a file of its own.
 click and typer would take more lines and start later than argparse: decision 0043.
@@ -16,6 +16,7 @@ from fxshard.cli.check_op import add_check_op
 from fxshard.cli.compile import add_compile
 from fxshard.cli.exit_codes import ended
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
+from fxshard.cli.run import add_run, add_weights
 from fxshard.cli.words import parse_words
 from fxshard.errors import FileError, OptionError
 from fxshard.mesh.hardware import HARDWARE
@@ -74,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     even_help = "with --dynamic: serve only sizes that the mesh divides evenly, with one graph for all ranks"
     export.add_argument("--even", action="store_true", help=even_help)
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
+    add_weights(export)
     export.set_defaults(command=_export)
+    add_run(commands)
 
     add_compile(commands, _add_model, lambda options: (_mesh(options), _plan_options(options)))
 
@@ -213,12 +216,12 @@ def _export(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, plan_options = _mesh(options), _plan_options(options)
     plan = _read_plan(options) if options.plan else None
-    sizes = {**_sizes(options), "even": options.even}
+    sizes = {**_sizes(options), "even": options.even, "replan": options.replan}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
     program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
-    program.save(options.output)
+    program.save(options.output, options.weights)
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
 

@@ -16,13 +16,20 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
-from fxshard.errors import RunError, SizesError
+from fxshard.archive.planning import Planning
+from fxshard.archive.weights import select_weights
+from fxshard.errors import FileError, FxshardError, PlanError, RunError, SizesError
+from fxshard.files import REMAKE
 from fxshard.graph.objects import open_call
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
-from fxshard.mesh.mesh import Mesh
+from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.passes.after_lowering.optimise import check_without
+from fxshard.passes.annotation.verify import verify_graph
 from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, run
 from fxshard.passes.runner import Dump
+from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import Leaves, leaf_names
 from fxshard.runtime.calls.options import check_choice, check_device_mesh, check_flag, check_number, check_weights
@@ -30,7 +37,8 @@ from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import COMPILERS, compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram
 from fxshard.runtime.module.parameters import parameter_layouts, shard_parameters
-from fxshard.runtime.rank_graph.bind import BoundProgram, bind
+from fxshard.runtime.rank_graph.bind import BoundProgram, bind, fits
+from fxshard.runtime.rank_weights import RankFiles, cut
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import announce, compare, mesh_ranks, objection, versions
@@ -38,29 +46,88 @@ from fxshard.runtime.simulate.values import argument_values, check_arguments, ch
 from fxshard.shapes import evaluate_all, first_broken
 
 log = logging.getLogger("fxshard")
+REPLAN = "export it for this mesh; or export with replan=True (--replan), then it runs on any mesh"
+WEIGHTS = ("inside", "per-rank", "none")
+"""Where ``save`` puts the weights."""
 
 
 @dataclass(frozen=True)
 class ExportedProgram(ShardedProgram):
-    """A program with its ``weights``: whole parameters and buffers by the model's names; empty if it has none."""
+    """A program with its ``weights``: whole parameters and buffers by the model's names; empty if it has none, or if each rank's are in a
+    file of their own (``rank_files``). ``planning``: what it was planned from, if it can be planned for other meshes."""
 
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    rank_files: RankFiles | None = field(default=None, compare=False, repr=False)
+    planning: Planning | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
-        return cls(**{f.name: getattr(program, f.name) for f in fields(ShardedProgram)}, weights=weights)
+    def of(cls, program: ShardedProgram, weights: Mapping[str, torch.Tensor], **beside: Any) -> ExportedProgram:
+        """``program`` with its weights; ``beside``: its other fields."""
+        return cls(**{f.name: getattr(program, f.name) for f in fields(ShardedProgram)}, weights=weights, **beside)
 
-    def save(self, path: str | Path) -> None:
-        """Writes one file for all ranks (``.pt2``), atomically; weights on meta are left out. Raises FileError."""
-        stored = bool(self.weights) and not any(w.is_meta for w in self.weights.values())
-        archive.save(self, path, self.weights if stored else None)
+    @property
+    def whole_weights(self) -> Mapping[str, torch.Tensor]:
+        """The weights by name, put together if each rank's are in a file of their own; empty if the program has none."""
+        return self.weights if self.rank_files is None else self.rank_files.whole(self)
+
+    def save(self, path: str | Path, weights: str = "inside") -> None:
+        """Writes one file for all ranks (``.pt2``), atomically. Raises FileError.
+
+        ``weights``: ``"inside"`` the file; ``"per-rank"``: what each rank holds in a file beside it, ``m.pt2.rank-00000.safetensors`` and
+        so on, of which a rank reads its own only; ``"none"``. Weights on meta hold no numbers and are left out.
+        """
+        check_choice("weights", weights, WEIGHTS)
+        held = {} if weights == "none" else self.whole_weights
+        stored = bool(held) and not any(w.is_meta for w in held.values())
+        if weights == "per-rank" and not stored:
+            raise FileError("there are no weights to write for the ranks", where=str(path), remedy='export with them, or weights="none"')
+        if weights == "per-rank":
+            archive.save(self, path, shards=cut(self, select_weights(self, held)), planning=self.planning)
+        else:
+            archive.save(self, path, held if stored else None, planning=self.planning)
 
     @classmethod
     def load(cls, path: str | Path) -> ExportedProgram:
         """Reads a program and its weights, if it has any; needs no process group. Raises FileError."""
         program = archive.load(path)
-        weights = archive.load_weights(path) if archive.has_weights(path) else {}
-        return cls.of(program, weights)
+        weights, beside = archive.load_weights(path) if archive.has_weights(path) else {}, archive.rank_files(path)
+        if weights:
+            weights = select_weights(program, weights, str(path), REMAKE)
+        files = RankFiles(Path(path), beside) if beside else None
+        return cls.of(program, weights, rank_files=files, planning=_checked(archive.load_planning(path, program), path))
+
+    def replan(
+        self,
+        mesh: Mesh | DeviceMesh,
+        *,
+        input_layouts: Any = None,
+        output_layouts: Any = None,
+        pins: Mapping[str, Any] | ShardingPlan | None = None,
+        memory_limit: float | str | None = None,
+        objective: str = "time",
+        cache: bool = True,
+    ) -> ExportedProgram:
+        """The program for another mesh, planned again from its planning graph, with the same weights. Options are those of ``export``;
+        layouts, pins and limits of the first plan, which were for its mesh, do not count.
+
+        Raises PlanError if the program does not hold its planning graph.
+        """
+        planning = self.planning
+        if planning is None:
+            raise PlanError(f"the program holds no planning graph, so that it runs on mesh {self.mesh} only", remedy=REPLAN)
+        whole = "R" * as_mesh(mesh).ndim
+        request = Request(
+            train=planning.graph.train,
+            input_layouts=whole if input_layouts is None else input_layouts,
+            output_layouts=whole if output_layouts is None else output_layouts,
+            pins=pins,
+            memory_limit=memory_limit,
+            objective=objective,
+            cache=cache,
+            rng=planning.rng,
+            without=planning.without,
+        )
+        return self.of(_lowered(request, as_mesh(mesh), None, planning.graph), self.whole_weights, planning=planning)
 
     def bind(
         self,
@@ -75,23 +142,46 @@ class ExportedProgram(ShardedProgram):
         """The program as a module for this rank, compiled; every rank of the mesh calls this.
 
         Args:
-            weights: whole tensors by the model's names; the program's own by default.
+            weights: whole tensors by the model's names; the program's own by default, of which a rank reads its own file if each has one.
             compiler: ``"inductor"`` or ``"eager"``.
             timeout: seconds to wait for other ranks, here and in each collective.
             debug: whether ranks compare each collective before it is issued (docs/faults.md).
 
-        Raises PlanError for another mesh, RunError for a missing weight, or ranks that hold different programs or weights.
+        For another mesh the program is planned again, if it holds its planning graph.
+
+        Raises PlanError for another mesh if it does not, RunError for a missing weight, or ranks that hold different programs or weights.
         """
         check_device_mesh(device_mesh)
         check_weights(weights)
         check_choice("compiler", compiler, COMPILERS)
-        values = dict(weights or self.weights)
+        values, beside = dict(weights or self.weights), None if weights else self.rank_files
         check_number("timeout", timeout, optional=False)
         check_flag("debug", debug)
+        if not fits(self, device_mesh):
+            if self.planning is None:
+                raise PlanError(f"the program is for mesh {self.mesh}, the device mesh is {as_mesh(device_mesh)}", remedy=REPLAN)
+            announce(device_mesh, logging.WARNING, "the program is for mesh %s: planning it again for %s", self.mesh, as_mesh(device_mesh))
+            options = {"compiler": compiler, "device": device, "timeout": timeout, "debug": debug}
+            return self.replan(device_mesh).bind(device_mesh, weights, **options)  # type: ignore[arg-type]
         fields_ = {**versions(), **mesh_fields(device_mesh), "plan": self.plan.hash, "program": self.hash}
+        fields_ |= {} if beside is None else {"files of the ranks": beside.digest}
         compare({**fields_, **weight_fields(values), **debug_field(debug)}, ranks=mesh_ranks(device_mesh), timeout=timeout)
         bound = bind(self, device_mesh, device)
+        if beside is not None:
+            values = beside.on_mesh(self, device_mesh, bound.device)
         return BoundModule(self, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
+
+
+def _checked(planning: Planning | None, path: str | Path) -> Planning | None:
+    """Raises FileError for a planning graph that does not hold together."""
+    if planning is None:
+        return None
+    try:
+        verify_graph(planning.graph)
+        check_without(planning.without)
+    except FxshardError as error:
+        raise FileError(f"the planning graph does not hold together: {error.what}", where=str(path), remedy=REMAKE) from None
+    return planning
 
 
 class BoundModule(nn.Module):
@@ -173,8 +263,8 @@ class BoundModule(nn.Module):
         return {name: Layout(p.placements) for name, p in self.named_parameters() if isinstance(p, DTensor)}
 
 
-def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool) -> ShardedProgram:
-    """Plans and lowers what ``request`` asks for, for all sizes of its dynamic dims.
+def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool, graph: PlanningGraph | None = None) -> ShardedProgram:
+    """Plans and lowers what ``request`` asks for, or its ``graph``, for all sizes of its dynamic dims.
 
     Unless ``even``, shards may have unequal lengths. If no such program is possible, makes one for even sizes only, and logs a warning.
     """
@@ -183,23 +273,26 @@ def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool) -> 
             return _lowered(replace(request, dynamic=tuple(replace(dim, uneven=True) for dim in request.dynamic)), mesh, dump)
         except SizesError as error:
             log.warning("sizes that the mesh does not cut evenly are not served: %s", error.what)
-    return _lowered(request, mesh, dump)
+    return _lowered(request, mesh, dump, graph)
 
 
-def _lowered(request: Request, mesh: Mesh, dump: Dump) -> ShardedProgram:
-    state = run(LOWERING, make_plan(Compilation(mesh, request), dump), dump)
+def _lowered(request: Request, mesh: Mesh, dump: Dump, graph: PlanningGraph | None = None) -> ShardedProgram:
+    state = run(LOWERING, make_plan(Compilation(mesh, request, graph), dump), dump)
     assert state.program is not None
     return state.program
 
 
 def _hold(root: nn.Module, program: ShardedProgram, weights: Mapping[str, torch.Tensor]) -> None:
     """Gives ``root`` the program's parameters and buffers under their names; makes submodules as needed."""
+    graded = {end.name for end in program.outputs if end.kind == "gradient"}
+    changing = graded | {end.name for end in program.outputs if end.kind == "mutation"}
     for end, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
         if end.kind not in ("parameter", "buffer"):
             continue
         if end.name not in weights:
             raise RunError(f"no weight {end.name!r}", remedy="pass weights=, whole tensors by the model's names")
         value = weights[end.name].detach()
+        value = value.clone() if end.name in changing else value  # not the caller's own memory, nor the program's
         check_value(end.name, value, shape, dtype)
         *path, key = end.name.split(".")
         owner = root
@@ -208,6 +301,6 @@ def _hold(root: nn.Module, program: ShardedProgram, weights: Mapping[str, torch.
                 owner.add_module(part, nn.Module())
             owner = owner.get_submodule(part)
         if end.kind == "parameter":
-            owner.register_parameter(key, nn.Parameter(value, requires_grad=False))
+            owner.register_parameter(key, nn.Parameter(value, requires_grad=end.name in graded))
         else:
             owner.register_buffer(key, value.clone())

@@ -23,6 +23,10 @@ from tests.archive.hostile import MANIFEST, edited, entries, pack, places, put
 from tests.plans.small_plans import small_plan
 from tests.programs import small_program
 
+BESIDE = tuple(
+    f"data/{name}" for name in ("sample_inputs/model.pt", "weights/model_weights_config.json", "constants/model_constants_config.json")
+)
+"""Entries that only ``torch.export.load`` reads; it unpickles the first."""
 GRAPH, PROGRAM, PLAN = "models/model.json", "extra/fxshard/program.json", "extra/fxshard/plan.json"
 
 
@@ -127,10 +131,13 @@ def test_wrong_entries_are_refused(path: Path) -> None:
         (good | {"../../evil": b""}, {}, "holds 'archive/../../evil'"),
         (good, {"root": "/archive/"}, "holds '/archive/"),
         (good | {"extra/fxshard/": b""}, {}, "which a program does not have"),
-        (good | {PLAN: b"{}"}, {"vouch": False}, "damaged: its hash is not the manifest's"),
+        (good | {PLAN: b"{}"}, {"vouch": False}, "damaged: its size is not the manifest's"),
         (without, {"vouch": False}, "lacks 'extra/fxshard/plan.json'"),
         (good | {"models/model_7.json": b"{}"}, {"vouch": False}, "which its manifest does not list"),
-        (good | {"archive_version": b"1"}, {}, "not what this version of torch writes"),
+        (good | {"archive_version": b"1"}, {}, "the entry archive_version is not what fxshard writes there"),
+        *((good | {name: b"x"}, {"vouch": False}, f"the entry {name} is damaged") for name in BESIDE),
+        *((good | {name: evil}, {}, f"the entry {name} is not what fxshard writes there") for name in BESIDE),
+        (good | {"models/model_7.json": good[GRAPH]}, {}, "holds 'models/model_7.json', which its program does not use"),
         (good | {"models/model.json": buffer.getvalue()}, {}, "not UTF-8|not JSON"),
     ):
         with pytest.raises(FileError, match=what):
@@ -167,6 +174,50 @@ def test_text_that_would_fill_memory_is_not_parsed(path: Path, length: int, coun
     with pytest.raises(FileError, match=what):
         archive.load(path)
     assert bool(read) == (what == "found a list")
+
+
+def test_bombs_are_refused_before_they_take_memory(path: Path) -> None:
+    """A manifest that lists an entry twice or with another size, a directory of 5 MB, JSON that would take gigabytes once parsed."""
+    good = entries(path)
+    for change, what in (
+        (lambda m: m["entries"].append(m["entries"][0]), "lists an entry twice"),
+        (lambda m: m["entries"][0].update(bytes=4), "its size is not the manifest's"),
+    ):
+        manifest = json.loads(good[MANIFEST])
+        change(manifest)
+        with pytest.raises(FileError, match=what):
+            archive.load(pack(path, good | {MANIFEST: json.dumps(manifest).encode()}, vouch=False))
+    with zipfile.ZipFile(path, "w") as open_archive:
+        for number in range(80):
+            open_archive.writestr(f"archive/{number:060000d}", b"")
+    with pytest.raises(FileError, match="directory is absurdly large"):
+        archive.load(path)
+    with pytest.raises(FileError, match=r"absurdly large: read, it would take 0\.8 GiB"):
+        parse_json("[" + "[]," * 8_000_000 + "0]", "file")
+
+
+@pytest.mark.parametrize(
+    ("target", "rest", "what"),
+    [
+        ("unbind.int", [], "gives 1099511627776 parts"),
+        ("split.Tensor", [{"as_int": 1}], "gives 1099511627776 parts"),
+        ("chunk.default", [{"as_int": 10**9}], "gives 1000000000 parts"),
+        ("tensor_split.sections", [{"as_int": 10**9}], "gives 1000000000 parts"),
+        ("geqrf.default", [], "geqrf.default cannot have these shapes"),
+    ],
+)
+def test_shapes_that_would_take_memory_to_find(path: Path, target: str, rest: list[Any], what: str) -> None:
+    """Parts of a tensor that would be counted one by one, and an operator whose shapes only its kernel knows."""
+
+    def change(graph: Any) -> None:
+        graph["tensor_values"]["x"]["sizes"] = [{"as_int": 2**40}, {"as_int": 8}]
+        inputs = [{"as_tensor": {"name": "x"}}, *rest]
+        names = ("self", "a", "b")
+        graph["nodes"][0]["target"] = f"torch.ops.aten.{target}"
+        graph["nodes"][0]["inputs"] = [{"name": n, "arg": one, "kind": 1} for n, one in zip(names, inputs, strict=False)]
+
+    with pytest.raises(FileError, match=what):
+        archive.load(edited(path, GRAPH, _graph(change)))
 
 
 def test_a_plan_is_not_a_program(tmp_path: Path) -> None:

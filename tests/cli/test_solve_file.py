@@ -63,6 +63,7 @@ FOREIGN = [
     (text(usage_limit="much"), "the file is not a placement problem"),
     (gzip.compress(text(), mtime=0)[:40], "the gzipped file is damaged or cut short"),
     (gzip.compress(text(), mtime=0)[:-9] + b"123456789", "the gzipped file is damaged or cut short"),
+    (gzip.compress(bytes(2**26), mtime=0), "absurdly large: unpacked, more than 16777216 bytes"),
 ]
 
 

@@ -30,6 +30,7 @@ from fxshard.runtime.checkpoint.state import (
     check_model,
     collect_state,
     generators,
+    load_optimizer_state,
     model_tensors,
     named_state,
     optimizer_state,
@@ -149,7 +150,7 @@ def load_checkpoint(
         state = optimizer_state(model, optimizer, source) if optimizer is not None else None
         restore_model(model, source)
         if optimizer is not None and state is not None:
-            optimizer.load_state_dict(state)
+            load_optimizer_state(optimizer, state, source)
         found.append(decode(source.index.values.get(EXTRA), source.whole, source.where))
         if random_state:
             restore_generators(model, source, number, len(ranks))

@@ -17,6 +17,13 @@ from fxshard.layout.layouts import Layout, local_blocks, local_shape
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index, missing
 
 
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, name: str, where: str) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:
+        raise FileError(f"there is no memory for {name!r} of shape {list(shape)}", where=where, remedy=REMAKE) from error
+
+
 @dataclass(frozen=True)
 class Source:
     """An open checkpoint. ``block`` reads one block of a tensor, by the tensor's name. ``identity``: a text unique to this checkpoint."""
@@ -40,7 +47,7 @@ class Source:
     def region(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
         """The part with ``shape`` at ``offset``, on the host; raises FileError unless the blocks cover it exactly once."""
         entry, name = self.entry(name), self.index.aliases.get(name, name)
-        out = torch.empty(tuple(shape), dtype=entry.dtype)
+        out = _empty(tuple(shape), entry.dtype, name, self.where)
         found = 0
         for chunk in entry.chunks:
             spans = [(max(a, b), min(a + n, b + m)) for a, n, b, m in zip(offset, shape, chunk.offset, chunk.shape, strict=True)]

@@ -136,9 +136,21 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, source: 
     for number, name in enumerate(names):
         if (held := stored.get(name, stored.get(source.index.aliases.get(name, name)))) is not None:
             state[number] = decode(held, _reader_like(parameters[name], source), source.where)
+            if not isinstance(state[number], dict):
+                what = f"the optimiser's state of {name!r} is not a table"
+                raise FileError(what, where=source.where, remedy="save the checkpoint again")
     numbers = {name: number for number, name in enumerate(names)}
     renamed = [{**group, "params": [numbers[n] for n in own]} for group, own in _zip_groups(optimizer, names, groups)]
     return {"state": state, "param_groups": renamed}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], source: Source) -> None:
+    """Gives ``optimizer`` a state from ``optimizer_state``; raises FileError if it cannot take it."""
+    try:
+        optimizer.load_state_dict(state)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        what = f"{type(optimizer).__name__} cannot take the state in the checkpoint: {error}"
+        raise FileError(what, where=source.where, remedy="load it into the optimiser that it was saved from, or save it again") from error
 
 
 def _get(values: Any, key: str, kind: type, source: Source) -> Any:

@@ -130,8 +130,8 @@ class CompiledProgram:
 
     @cached_property
     def may_alias(self) -> tuple[int, ...]:
-        """The inputs that may be views of one another: all but parameters."""
-        return tuple(i for i, end in enumerate(self.program.inputs) if end.kind != "parameter")
+        """The inputs that may be views of one another: all but parameters, unless the program writes them."""
+        return tuple(i for i, end in enumerate(self.program.inputs) if end.kind != "parameter" or i in self.artefact.written)
 
     def inputs_of_backward(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Indices of the inputs that the backward reads: kept inputs, and inputs of which saved values are views."""

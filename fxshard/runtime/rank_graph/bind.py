@@ -88,13 +88,18 @@ def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:
         raise RunError(what, remedy='start it with one, for example init_process_group("cpu:gloo,cuda:nccl")') from error
 
 
-def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
-    """Raises PlanError, with both meshes, unless axes and sizes agree; unnamed axes of a DeviceMesh match by position."""
+def fits(program: ShardedProgram, device_mesh: DeviceMesh) -> bool:
+    """Whether axes and sizes agree; unnamed axes of a DeviceMesh match by position."""
     have = as_mesh(device_mesh)
     named = device_mesh.mesh_dim_names is not None
-    if program.mesh.shape != have.shape or (named and program.mesh.axis_names != have.axis_names):
+    return program.mesh.shape == have.shape and (not named or program.mesh.axis_names == have.axis_names)
+
+
+def check_mesh(program: ShardedProgram, device_mesh: DeviceMesh) -> None:
+    """Raises PlanError, with both meshes, unless they agree (``fits``)."""
+    if not fits(program, device_mesh):
         raise PlanError(
-            f"the program is for mesh {program.mesh}, the device mesh is {have}",
+            f"the program is for mesh {program.mesh}, the device mesh is {as_mesh(device_mesh)}",
             remedy="plan for this mesh, or start as many ranks as the program has and name the axes as it does",
         )
 

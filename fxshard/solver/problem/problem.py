@@ -33,6 +33,7 @@ whose files `read` and `write` handle.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -153,7 +154,7 @@ class PlacementProblem:
         """The problem in an IOPDDL file, gzipped or not; costs of 1e15 and more become `inf`."""
         data = Path(path).read_bytes()
         if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
+            data = _unpacked(data)
         return _from_json(json.loads(data)["problem"])
 
     def write(self, path: str | Path) -> None:
@@ -260,6 +261,20 @@ class _Ranges:
 def _check_numbers(ranges: _Ranges, costs: FloatArray, where: str) -> None:
     if not ranges.of(costs)[0] > -np.inf:  # catches nan as well
         raise ValueError(f"{where} contains nan or -inf; a cost is finite or inf")
+
+
+SMALL, MAX_RATIO = 2**24, 100
+"""Bytes up to which a gzipped file may be of any ratio of compression, and the largest ratio of others."""
+
+
+def _unpacked(data: bytes) -> bytes:
+    """The text in a gzipped file; raises ValueError for one that is compressed more than any problem is."""
+    limit = max(SMALL, MAX_RATIO * len(data))
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        text = file.read(limit + 1)
+    if len(text) > limit:
+        raise ValueError(f"it is absurdly large: unpacked, more than {limit} bytes")
+    return text
 
 
 def _from_json(data: dict[str, Any]) -> PlacementProblem:

@@ -1,0 +1,6 @@
+"""``python -m bench.fuzz``: mutated programs, plans, checkpoints, hardware and solver files, read as their own readers read them.
+
+Each is refused by a FxshardError, or accepted. A format with hashes must then give what the undamaged file holds; what any other format
+gives must be the same once written and read again. Nothing may raise anything else, run for longer than a few seconds, or take a gigabyte.
+Read subjects.py (the files and their readers), then mutations.py and run.py.
+"""

@@ -1,0 +1,235 @@
+"""The files that are mutated, their readers, and what counts as equal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+import fxshard
+from bench.fuzz.mutations import changed_archive, changed_json, damaged, foreign_call
+from fxshard._torch_compat.fakes import FakeTensorMode
+from fxshard.archive.graphs import read_graph, write_graph
+from fxshard.cli import solve_file
+from fxshard.mesh import hardware_file
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.solver import PlacementProblem
+
+Files = Mapping[str, bytes]
+Mutation = Callable[[random.Random, bytes], bytes]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Files by their names in a folder, of which the one called ``path`` is read.
+
+    ``mutations``: (share, mutation, whether the reader must notice every change). ``read``: a path to its contents, ``text``: all that
+    counts of these, ``write``: contents to a path.
+    """
+
+    kind: str
+    files: Files
+    path: str
+    mutations: tuple[tuple[int, Mutation, bool], ...]
+    read: Callable[[Path], Any]
+    text: Callable[[Any], str]
+    write: Callable[[Any, Path], None]
+
+    def mutated(self, draw: random.Random) -> tuple[dict[str, bytes], bool]:
+        """(the files with one of them changed, whether what is read must equal the original)."""
+        name = draw.choice(sorted(self.files))
+        _, mutation, exact = draw.choices(self.mutations, [share for share, _, _ in self.mutations])[0]
+        return {**self.files, name: mutation(draw, self.files[name])}, exact
+
+
+class Small(nn.Module):
+    """Two products and a norm, with a buffer that training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.norm(self.first(x)).relu().split(2, dim=1)
+        return self.last(torch.cat(parts, 1)).softmax(-1)
+
+
+class Loss(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().sum()
+
+
+MESH = {"dp": 2, "tp": 2}
+
+
+def subjects(folder: Path) -> dict[str, list[Subject]]:
+    """By kind; ``folder`` is for what is written on the way."""
+    logging.getLogger("fxshard").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+    model, x, mesh = Small(), torch.randn(4, 4), fxshard.Mesh(MESH, hardware="h100")
+    found = [_program(folder, "static.pt2", fxshard.export(model, (x,), mesh, pins={"first.weight": "RS(0)"}, input_layouts="S(0)R"))]
+    sizes = fxshard.export(model, (x,), mesh, pins={"first.weight": "RS(0)"}, input_layouts="S(0)R", dynamic_shapes=({0: "batch"},))
+    found.append(_program(folder, "dynamic.pt2", sizes))
+    training = fxshard.export(Loss(), (x,), mesh, train=True, optimizer=torch.optim.SGD, replan=True)
+    found.append(_program(folder, "training.pt2", training, "per-rank"))
+    plan = fxshard.plan(model, (x,), mesh, pins={"first.weight": "RS(0)"}, memory_limit="1GB", dynamic_shapes=({0: "batch"},))
+    found.append(_json("plan", plan.to_json().encode(), fxshard.ShardingPlan.load, lambda p: p.to_json(), lambda p, path: p.save(path)))
+    found += _graphs()
+    found += _checkpoints(folder)
+    for name in ("h100", "cpu"):
+        hardware_file.save(hardware_file.find_hardware(name), folder / "h.json")
+        data = (folder / "h.json").read_bytes()
+        found.append(_json("hardware", data, hardware_file.load, lambda h: repr(h), hardware_file.save))
+    found += _problems(folder)
+    return {kind: [one for one in found if one.kind == kind] for kind in dict.fromkeys(one.kind for one in found)}
+
+
+def _program(folder: Path, name: str, program: Any, weights: str = "inside") -> Subject:
+    program.save(folder / name, weights)
+    mutations = ((1, damaged, True), (3, _changed_program, False))
+    files = {path.name: path.read_bytes() for path in sorted(folder.glob(f"{name}*"))}
+
+    def write(program: Any, path: Path) -> None:
+        program.save(path, weights)
+
+    return Subject("program", files, name, mutations, fxshard.load, program_text, write)
+
+
+def _changed_program(draw: random.Random, data: bytes) -> bytes:
+    return changed_archive(draw, data) if data.startswith(b"PK") else damaged(draw, data)
+
+
+def program_text(program: Any) -> str:
+    """Everything that a program's file holds."""
+    said = [repr(getattr(program, f.name)) for f in dataclasses.fields(ShardedProgram) if f.name not in ("modules", "plan", "effects")]
+    planning = program.planning and program.planning.graph.hash
+    weights = [f"{name} {_digest(w)}" for name, w in program.whole_weights.items()]
+    return "\n".join([program.hash, program.plan.to_json(), str(planning), *said, *weights])
+
+
+def _graphs() -> list[Subject]:
+    """A local graph with operands of several types, one call of which becomes a call of any operator of torch."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    operands = [(torch.float32, (4, 6)), (torch.float64, (2, 3, 8, 8)), (torch.int64, (4,)), (torch.bool, (4, 6)), (torch.float32, (6,))]
+    for number, (dtype, shape) in enumerate(operands):
+        node = graph.placeholder(f"x{number}")
+        with mode:
+            node.meta["val"] = torch.empty(shape, dtype=dtype)
+    named = {node.name: node for node in graph.nodes}
+    call = graph.call_function(torch.ops.aten.where.self, tuple(named[name] for name in ("x3", "x0", "x4")))
+    with mode:
+        call.meta["val"] = torch.empty(4, 6)
+    cat = graph.call_function(torch.ops.aten.cat.default, ([named["x0"], named["x3"]],))
+    with mode:
+        cat.meta["val"] = torch.empty(8, 6)
+    graph.output((call,))
+    text = write_graph(fx.GraphModule(nn.Module(), graph))
+
+    def read(path: Path) -> fx.GraphModule:
+        return read_graph(path.read_bytes(), path.name, ("dp", "tp"))
+
+    def listed(module: fx.GraphModule) -> str:
+        return "\n".join(f"{n.format_node()} {n.meta.get('val')}" for n in module.graph.nodes)
+
+    def write(module: fx.GraphModule, path: Path) -> None:
+        path.write_bytes(write_graph(module))
+
+    mutations = ((9, foreign_call, False), (1, changed_json, False))
+    return [Subject("graph", {"graph.json": text}, "graph.json", mutations, read, listed, write)]
+
+
+def _digest(value: torch.Tensor) -> str:
+    data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{list(value.shape)} {value.dtype} {hashlib.sha256(data).hexdigest()}"
+
+
+def _json(kind: str, data: bytes, read: Any, text: Any, write: Any) -> Subject:
+    return Subject(kind, {"file.json": data}, "file.json", ((1, damaged, False), (3, changed_json, False)), read, text, write)
+
+
+def _checkpoints(folder: Path) -> list[Subject]:
+    """A folder of ours, one file of whole tensors, and a folder of torch.distributed.checkpoint."""
+    model = Small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 4)).sum().backward()
+    optimizer.step()
+    found = []
+    for name, form in (("folder", "safetensors"), ("one.safetensors", "safetensors"), ("dcp", "dcp")):
+        with contextlib.suppress(FileExistsError):
+            fxshard.save_checkpoint(folder / name, model, optimizer, extra={"step": 3, "b": b"x", "t": torch.ones(2)}, format=form)  # type: ignore[arg-type]
+        place = folder / name
+        paths = [place] if place.is_file() else [path for path in sorted(place.rglob("*")) if path.is_file()]
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        mutations = ((2, damaged, form != "dcp"), (1, _changed_index, False))
+        found.append(Subject("checkpoint", files, name, mutations, _restored, json.dumps, _rewritten))
+    return found
+
+
+def _changed_index(draw: random.Random, data: bytes) -> bytes:
+    """Fields of the index with its hash made right again; other files are damaged."""
+    if not data.startswith(b"{"):
+        return damaged(draw, data)
+    text = changed_json(draw, data)
+    with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        said = json.loads(text)
+        said.pop("sha256")
+        from fxshard.files import write_json
+
+        return write_json({"sha256": hashlib.sha256(write_json(said).encode()).hexdigest(), **said}).encode()
+    return text
+
+
+def _restored(path: Path) -> list[str]:
+    """What a fresh model, its optimiser and the caller get."""
+    model = Small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    extra = fxshard.load_checkpoint(path, model, optimizer)
+    state = optimizer.state_dict()
+    values = {**model.state_dict(), **{f"{i}.{k}": v for i, one in state["state"].items() for k, v in one.items()}}
+    said = [f"{name} {_digest(v) if isinstance(v, torch.Tensor) else v}" for name, v in sorted(values.items())]
+    return [*said, repr(state["param_groups"]), repr(extra)]
+
+
+def _rewritten(said: list[str], path: Path) -> None:
+    """What was restored is in no file any more: the lists are compared as they are."""
+    path.write_text(json.dumps(said))
+
+
+def _problems(folder: Path) -> list[Subject]:
+    nodes = {"intervals": [[0, 2], [1, 3], [2, 3]], "costs": [[1, 2], [3, 4], [5]], "usages": [[1, 2], [3, 4], [5]]}
+    edges = {"nodes": [[0, 1], [1, 2]], "costs": [[1, 2, 3, 4], [5, 10**18]]}
+    problem = {"problem": {"name": "small", "nodes": nodes, "edges": edges, "usage_limit": 20}}
+    (folder / "p.json").write_text(json.dumps(problem))
+    read: PlacementProblem = solve_file.read(folder / "p.json")
+    read.write(folder / "p.json.gz")
+    found = [_json("solver", (folder / "p.json").read_bytes(), solve_file.read, _problem_text, lambda p, path: p.write(path))]
+    packed = {"p.json.gz": (folder / "p.json.gz").read_bytes()}
+    mutations = ((1, damaged, False), (2, _changed_gzip, False))
+    return [*found, dataclasses.replace(found[0], files=packed, path="p.json.gz", mutations=mutations)]
+
+
+def _changed_gzip(draw: random.Random, data: bytes) -> bytes:
+    import gzip
+
+    inner = gzip.decompress(data)
+    hostile = (b"[" * 10**6, bytes(2**26), b'{"problem": ' + b"[]," * 10**7)
+    return gzip.compress(draw.choice(hostile) if draw.randrange(8) == 0 else changed_json(draw, inner))
+
+
+def _problem_text(problem: PlacementProblem) -> str:
+    def plain(value: Any) -> Any:
+        return (value + 0.0).tolist() if isinstance(value, np.ndarray) else value  # a minus before a 0 says nothing
+
+    return repr([[plain(one) for one in v] if isinstance(v := getattr(problem, f.name), tuple) else v for f in dataclasses.fields(problem)])

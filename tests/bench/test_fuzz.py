@@ -1,0 +1,29 @@
+"""A slice of ``make fuzz``: mutated files are refused by a FxshardError, or accepted and equal. Undamaged ones are read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.fuzz.run import Tally, original, run_here
+from bench.fuzz.subjects import Subject, subjects
+
+CASES = {"program": 60, "graph": 120, "plan": 60, "checkpoint": 60, "hardware": 40, "solver": 40}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Subject]]:
+    return subjects(tmp_path_factory.mktemp("files"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in /proc")
+@pytest.mark.parametrize("kind", CASES)
+def test_mutated_files(kind: str, files: dict[str, list[Subject]], tmp_path: Path) -> None:
+    for subject in files[kind]:
+        assert original(subject, tmp_path)
+    tally = Tally()
+    run_here(files[kind], 0, CASES[kind], 7, tmp_path, tally)
+    assert not tally.faults
+    assert tally.cases == CASES[kind] and tally.refused > tally.cases / 3
