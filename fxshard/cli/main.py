@@ -7,16 +7,16 @@ click and typer would take more lines and start later than argparse: decision 00
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
 from fxshard.cli.exit_codes import ended
+from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
 from fxshard.cli.words import parse_words
-from fxshard.errors import FileError, OptionError
+from fxshard.errors import OptionError
 from fxshard.mesh.hardware import HARDWARE
 
 if TYPE_CHECKING:
@@ -75,16 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
     export.set_defaults(command=_export)
 
-    inspect = commands.add_parser("inspect", help="show a plan or a program; needs no process group")
-    inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
-    inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
-    inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
-    inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
-    memory_help = "show what a device holds at the peak and over time (for a program; for a plan use fxshard plan --memory)"
-    inspect.add_argument("--memory", action="store_true", help=memory_help)
-    inspect.add_argument("--timeline", action="store_true", help="for a program: the predicted times of its operators and collectives")
-    inspect.add_argument("--json", action="store_true", help="print everything as JSON")
-    inspect.set_defaults(command=_inspect)
+    add_inspect(commands)
 
     solve_help = "solve a placement problem given as numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
     solve = commands.add_parser("solve", help=solve_help)
@@ -219,49 +210,6 @@ def _export(options: argparse.Namespace) -> None:
     print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
 
-def _inspect(options: argparse.Namespace) -> None:
-    subject = _read(options.file)
-    from fxshard import inspect
-
-    if options.json:
-        print(json.dumps(inspect.to_json(subject), indent=1))
-        return
-    parts = [inspect.nodes_table(subject)] if options.nodes else []
-    parts += [inspect.collectives_table(subject)] if options.collectives else []
-    parts += [_why(inspect.plan_of(subject), number, options.file) for number in options.why]
-    parts += [inspect.memory_table(_memory(subject, options.file))] if options.memory else []
-    parts += [inspect.timeline_table(_timeline(subject, options.file))] if options.timeline else []
-    print("\n\n".join(parts or [inspect.summary(subject)]))
-
-
-def _why(plan: ShardingPlan, number: int, path: str) -> str:
-    from fxshard.errors import PlanError
-
-    try:
-        return plan.why_collective(number).text(shell=True)
-    except PlanError as error:
-        raise PlanError(error.what, where=path, remedy="fxshard inspect PLAN.json --collectives lists the collectives of a plan") from error
-
-
-def _timeline(subject: Any, path: str) -> Any:
-    from fxshard.passes.after_lowering.schedule import predicted
-    from fxshard.program.sharded_program import ShardedProgram
-
-    if not isinstance(subject, ShardedProgram):
-        raise OptionError("a plan has no order of execution, a program has", where=path, remedy="give a program (.pt2) from fxshard export")
-    return predicted(subject)
-
-
-def _memory(subject: Any, path: str) -> Any:
-    from fxshard.program.sharded_program import ShardedProgram
-    from fxshard.runtime.rank_graph.memory import program_memory
-
-    if not isinstance(subject, ShardedProgram):
-        remedy = "fxshard plan FILE.py:FACTORY --memory shows it, with this plan's options; or give a program (.pt2) from fxshard export"
-        raise OptionError("memory over time needs the graph, which a plan's file does not contain", where=path, remedy=remedy)
-    return program_memory(subject)
-
-
 def _solve(options: argparse.Namespace) -> None:
     from fxshard.cli.solve_file import solve_file
 
@@ -334,23 +282,6 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
     from fxshard.plans.sharding_plan import ShardingPlan
 
     return ShardingPlan.load(options.plan)
-
-
-def _read(path: str) -> Any:
-    """A plan or a program, distinguished by how the file begins: a program is a zip archive, a plan a JSON object."""
-    from fxshard.files import read_start
-
-    start = read_start(path, 64).lstrip()
-    if start.startswith(b"PK"):
-        from fxshard import archive
-
-        return archive.load(path)
-    if not start.startswith(b"{"):
-        remedy = "give a plan (.json) that fxshard plan -o wrote, or a program (.pt2) that fxshard export -o wrote"
-        raise FileError("the file is neither a plan nor a program", where=path, remedy=remedy)
-    from fxshard.plans.sharding_plan import ShardingPlan
-
-    return ShardingPlan.load(path)
 
 
 def _load_model(text: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -18,7 +18,6 @@ from fxshard.layout.redistribution import Step, exchange_shape, sent_bytes, walk
 from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import WeightedSizes
 
-FORMAT_VERSION = 5
 NODE_COLLECTIVES = ("shift", "zigzag", "all_to_all", "dispatch", "combine")
 """The kinds of collectives that nodes issue themselves: ``shift`` sends a tensor to the next rank of the axis, ``zigzag`` its halves;
 ``dispatch`` sends rows to the ranks of their experts, ``combine`` brings them back, and an all-to-all tells their numbers."""
