@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
+from fxshard.cli.commands import add_command
+from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
 from fxshard.cli.exit_codes import ended
 from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
@@ -48,10 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
     _add_model(plan)
-    plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
-    kept = "the optimizer whose state is counted as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
-    plan.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
-    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
+    _add_training(plan)
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what all other layouts of a parameter, input or node would cost, or only the given one; may be repeated"
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
@@ -61,6 +60,19 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
+
+    compare = add_command(
+        commands,
+        "compare",
+        "compare known plans of a model with the one that the solver finds, and say why it is better",
+        "fxshard compare model.py:training --mesh dp=2,tp=4 --hardware h100 --plans auto,fsdp,megatron",
+        json="the figures and sentences",
+    )
+    _add_model(compare)
+    known = "; ".join(f"{name}: {said}" for name, said in PLANS.items())
+    compare.add_argument("--plans", default=DEFAULT, metavar="NAMES", help=f"which, the first against the others (default: all). {known}")
+    _add_training(compare)
+    compare.set_defaults(command=_compare)
 
     diff = commands.add_parser("diff", help="compare two plans: layouts, redistributions, collectives, objective, memory")
     diff.add_argument("before", metavar="A.json", help="a plan")
@@ -135,6 +147,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help=cache_help)
 
 
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
+    kept = "the optimizer whose state is counted as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
+    parser.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
+
+
 def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
     """A function that prints what the plan costs at these sizes."""
     return lambda: print(f"\n{plan.at(**sizes)}")
@@ -184,6 +203,17 @@ def _parse_question(text: str) -> tuple[str, str | None]:
     """Reads ``NAME`` or ``NAME=LAYOUT``."""
     name, equals, layout = text.rpartition("=")
     return (name, layout) if equals else (text, None)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    read_plans(options.plans)
+    mesh, plan_options = _mesh(options), _plan_options(options)
+    if options.parallel is not None:
+        raise OptionError(
+            "--parallel would have no effect: each plan has its own words", remedy="leave it out; --plans says which to compare"
+        )
+    sizes = _sizes(options)
+    compare_plans(options, mesh, plan_options, _load_model(options.model), sizes)
 
 
 def _diff(options: argparse.Namespace) -> None:

@@ -62,4 +62,4 @@ def test_a_plan_alone_has_no_graph(tmp_path: Path, capsys: pytest.CaptureFixture
     small_plan().save(tmp_path / "plan.json")
     assert main(["inspect", str(tmp_path / "plan.json"), "--memory"]) == 0
     said = capsys.readouterr().out
-    assert "parameter      64 bytes  100.0%" in said and "over time and tensor by tensor: fxshard plan FILE.py:FACTORY --memory" in said
+    assert "64 bytes   100.0%" in said and "over time and tensor by tensor: fxshard plan FILE.py:FACTORY --memory" in said
