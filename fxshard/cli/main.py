@@ -1,4 +1,4 @@
-"""The ``fxshard`` command: plan, diff, export, inspect, solve, check-op, calibrate, demo.
+"""The ``fxshard`` command: plan, compare, diff, export, inspect, solve, check-op, calibrate, demo, completion.
 
 ``_parser`` declares the commands; each calls a function here or in a file of its own.
 click and typer would take more lines and start later than argparse: decision 0043.
@@ -7,16 +7,19 @@ click and typer would take more lines and start later than argparse: decision 00
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
-from fxshard.cli.commands import add_command
+from fxshard.cli.commands import CommandParser, add_command
 from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
+from fxshard.cli.completion import add_completion
 from fxshard.cli.exit_codes import ended
 from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
+from fxshard.cli.progress import progress
 from fxshard.cli.words import parse_words
 from fxshard.errors import OptionError
 from fxshard.mesh.hardware import HARDWARE
@@ -45,10 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("fxshard", description="Plans how a PyTorch model is sharded over a device mesh, and shows why.")
+    about = "Plans how a PyTorch model is sharded over a device mesh, and shows why."
+    parser = CommandParser("fxshard", description=about, epilog="example:  fxshard plan model.py:training --mesh dp=2,tp=4")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
+    example = "fxshard plan model.py:training --mesh dp=2,tp=4 --hardware h100 -o plan.json"
+    plan = add_command(commands, "plan", "decide how a model is sharded, and print what was decided", example, json="the plan")
     _add_model(plan)
     _add_training(plan)
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
@@ -74,12 +79,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_training(compare)
     compare.set_defaults(command=_compare)
 
-    diff = commands.add_parser("diff", help="compare two plans: layouts, redistributions, collectives, objective, memory")
+    about = "compare two plans: layouts, redistributions, collectives, objective, memory"
+    diff = add_command(commands, "diff", about, "fxshard diff before.json after.json", json="the differences")
     diff.add_argument("before", metavar="A.json", help="a plan")
     diff.add_argument("after", metavar="B.json", help="another")
     diff.set_defaults(command=_diff)
 
-    export = commands.add_parser("export", help="write a sharded program for inference, one file for all ranks")
+    about = "write a sharded program for inference, one file for all ranks"
+    example = "fxshard export model.py:serving --mesh tp=4 -o model.pt2"
+    export = add_command(commands, "export", about, example, json="the program")
     _add_model(export)
     export.add_argument("--plan", metavar="PLAN.json", help="use this plan (default: make one)")
     even_help = "with --dynamic: serve only sizes that the mesh divides evenly, with one graph for all ranks"
@@ -90,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add_inspect(commands)
 
     solve_help = "solve a placement problem given as numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
-    solve = commands.add_parser("solve", help=solve_help)
+    solve = add_command(commands, "solve", solve_help, "fxshard solve problem.json.gz --time-limit 60", json="choices, cost and bound")
     solve.add_argument("file", help="a problem of the ASPLOS 2025 contest, JSON or gzipped JSON")
     solve.add_argument("--time-limit", type=float, metavar="SECONDS", help="default: a limit on work, the same choices on every machine")
     solve.add_argument("-o", "--output", metavar="SOLUTION.json", help="write choices, cost and bound here")
@@ -104,8 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         "Trains a small Llama on the sources of Python's standard library: on two gloo ranks of this machine, compiled by Inductor, with "
         "one device beside them, then on a simulated 2x2 mesh. Prints the plan's layouts, the losses and the collectives; needs no GPU."
     )
-    demo = commands.add_parser("demo", help=demo_help, description=about)
+    demo = add_command(commands, "demo", demo_help, "fxshard demo", about, json="the losses and their differences")
     demo.set_defaults(command=_demo)
+    add_completion(commands)
     return parser
 
 
@@ -115,7 +124,8 @@ def _add_calibrate(commands: Any) -> None:
         "predictions are from the other half. Under torchrun the running ranks measure; otherwise this command starts a process for each "
         "rank of the mesh."
     )
-    calibrate = commands.add_parser("calibrate", help="measure this machine or cluster, and write a hardware file", description=about)
+    help, example = "measure this machine or cluster, and write a hardware file", "fxshard calibrate --mesh dp=2,tp=2 -o cluster.json"
+    calibrate = add_command(commands, "calibrate", help, example, about, json="the hardware")
     mesh_help = "axes whose collectives are measured, for example dp=2,tp=2 (default: one device, no collectives; under torchrun, one axis)"
     calibrate.add_argument("--mesh", metavar="AXES", help=mesh_help)
     calibrate.add_argument("-o", "--output", metavar="HARDWARE.json", help="write the hardware here, for --hardware and fxshard.Mesh")
@@ -176,9 +186,13 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
-    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
+    with progress("planning"):
+        plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
     if options.output:
         plan.save(options.output)
+    if options.json:
+        print(json.dumps(_plan_as_json(plan, options, elsewhere), indent=1))
+        return 0
     print(inspect.summary(plan))
     if plan.origin is not None and plan.origin.cached is not None:
         print(f"\nplanned before: from the cache, {plan.origin.cached} (--no-cache plans anew)")
@@ -190,6 +204,15 @@ def _plan(options: argparse.Namespace) -> int:
     for text in options.explain:
         print(f"\n{plan.explain(*_parse_question(text))}")
     return max(codes, default=0)
+
+
+def _plan_as_json(plan: ShardingPlan, options: argparse.Namespace, elsewhere: Sequence[dict[str, int]]) -> dict[str, Any]:
+    from fxshard.cli.plain import plain
+    from fxshard.inspect import to_json
+
+    asked = {"explain": [plain(plan.explain(*_parse_question(text))) for text in options.explain]}
+    asked |= {"at": [plain(plan.at(**there)) for there in elsewhere]}
+    return {**to_json(plan), **{name: found for name, found in asked.items() if found}}
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
@@ -209,9 +232,8 @@ def _compare(options: argparse.Namespace) -> None:
     read_plans(options.plans)
     mesh, plan_options = _mesh(options), _plan_options(options)
     if options.parallel is not None:
-        raise OptionError(
-            "--parallel would have no effect: each plan has its own words", remedy="leave it out; --plans says which to compare"
-        )
+        remedy = "leave it out; --plans says which to compare"
+        raise OptionError("--parallel would have no effect: each plan has its own words", remedy=remedy)
     sizes = _sizes(options)
     compare_plans(options, mesh, plan_options, _load_model(options.model), sizes)
 
@@ -224,7 +246,13 @@ def _diff(options: argparse.Namespace) -> None:
     from fxshard import api
     from fxshard.plans.sharding_plan import ShardingPlan
 
-    print(api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after)))
+    found = api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after))
+    if options.json:
+        from fxshard.cli.plain import plain
+
+        print(json.dumps(plain(found), indent=1))
+    else:
+        print(found)
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -235,15 +263,21 @@ def _export(options: argparse.Namespace) -> None:
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
-    program.save(options.output)
-    print(f"{inspect.summary(program)}\n\nwrote {options.output}")
+    with progress("exporting"):
+        program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
+        program.save(options.output)
+    if options.json:
+        print(json.dumps(inspect.to_json(program), indent=1))
+    else:
+        print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
 
 def _solve(options: argparse.Namespace) -> None:
     from fxshard.cli.solve_file import solve_file
 
-    print(solve_file(options.file, options.time_limit, options.output))
+    with progress("solving"):
+        text = solve_file(options.file, options.time_limit, options.output, options.json)
+    print(text)
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -253,13 +287,13 @@ def _calibrate(options: argparse.Namespace) -> None:
         parse_mesh(options.mesh)
     from fxshard.runtime.measure.calibrate import main as run_calibrate
 
-    run_calibrate(options.mesh, options.output, options.device, options.quick)
+    run_calibrate(options.mesh, options.output, options.device, options.quick, options.json)
 
 
 def _demo(options: argparse.Namespace) -> None:
     from fxshard.runtime.demo import main as run_demo
 
-    run_demo()
+    run_demo(options.json)
 
 
 def _check_output(options: argparse.Namespace) -> None:
