@@ -62,7 +62,7 @@ class Stored:
         with open_archive(self.path) as archive:
             said = parse_json(archive.read(PROGRAM), f"{self.path}: program").value
         if not isinstance(said, dict) or said.get("sizes"):  # their expressions need sympy
-            from fxshard.inspect.data import program_fields
+            from fxshard.program.fields import program_fields
 
             return program_fields(self.loaded)
         return {"size_classes": len(said["classes"]), "by_rank": bool(said.get("by_rank")), "sizes": [], "guards": [], **_lists(said)}
