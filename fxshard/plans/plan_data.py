@@ -275,7 +275,7 @@ class PlanData:
         if node not in self.specs:
             hint = closest(name, [*(end.name for end in self.inputs), *self.specs])
             what = f"the plan has no input or node {name!r}{hint}"
-            raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy="print(plan) lists its nodes")
+            raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy="fxshard.inspect.nodes_table(plan) lists its nodes")
         return node
 
     def parameter_layouts(self) -> dict[str, Layout]:
