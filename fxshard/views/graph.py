@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from fxshard.byte_sizes import size_text
 from fxshard.text_table import listed
 from fxshard.views.plan_view import PlanView
-from fxshard.views.reasons import module_of
+from fxshard.views.reasons import module_of, where
 from fxshard.views.words import alike, cost_text, layout_words, pattern
 
 Edge = tuple[str, str]
-WIDTH, HEIGHT, ACROSS, DOWN = 250, 56, 40, 46
-"""Pixels of a box in SVG, and of the gaps beside and below it."""
+WIDTH, HEIGHT, ACROSS, DOWN, BULGE = 260, 71, 40, 46, 150
+"""Pixels of a box in SVG, of the gaps beside and below it, and at most of the curves at the right of boxes."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,26 @@ def module_graph(view: PlanView) -> ModuleGraph:
     for node, box in boxes.items():
         names.setdefault(box, {})[_module(view, node)] = None
         times.setdefault(box, []).append(view.nodes[node].get("compute", 0.0))
-    layouts = _parameter_layouts(view)
+    layouts, gathers = _parameter_layouts(view), _of_parameters(view)
     lines: dict[str, tuple[str, ...]] = {
-        box: (listed(alike(found), 40), layouts.get(box, ""), cost_text(math.fsum(times[box]), view.unit)) for box, found in names.items()
+        box: (listed(alike(found), 40), layouts.get(box, ""), cost_text(math.fsum(times[box]), view.unit), gathers.get(box, ""))
+        for box, found in names.items()
     }
     return ModuleGraph(lines, _edges(view, boxes))
+
+
+def _of_parameters(view: PlanView) -> dict[str, str]:
+    """The collectives of the forward that move parameters, by the box of their module."""
+    found: dict[str, Counter[str]] = {}
+    for c in view.collectives:
+        place = where(view, c)
+        if view.inputs.get(c.value, ("", ""))[0] == "parameter" and not place.backward:
+            found.setdefault(pattern(place.module), Counter())[f"{c.kind} on {c.axis}"] += 1
+    return {box: listed(_counted(counts), 40) for box, counts in found.items()}
+
+
+def _counted(texts: Counter[str]) -> list[str]:
+    return [f"{count} {text}" if count > 1 else text for text, count in texts.items()]
 
 
 def _boxes(view: PlanView) -> dict[str, str]:
@@ -69,7 +84,7 @@ def _edges(view: PlanView, boxes: dict[str, str]) -> dict[Edge, str]:
         for node in made:
             if node in boxes and reader in boxes and boxes[node] != boxes[reader]:
                 edges.setdefault((boxes[node], boxes[reader]), Counter()).update(sent.get((node, reader), Counter()))
-    told = {edge: [f"{count} {text}" if count > 1 else text for text, count in found.items()] for edge, found in edges.items()}
+    told = {edge: _counted(found) for edge, found in edges.items()}
     return {edge: listed(texts, 60) if texts else "" for edge, texts in told.items()}
 
 
@@ -91,26 +106,35 @@ def svg(graph: ModuleGraph) -> str:
     rows = _rows(graph)
     at = {box: (k, row) for row, boxes in enumerate(rows) for k, box in enumerate(boxes)}
     most = max(map(len, rows), default=1)
-    width, height = most * (WIDTH + ACROSS) + ACROSS, len(rows) * (HEIGHT + DOWN) + DOWN
-    left = {box: (width - len(rows[row]) * (WIDTH + ACROSS) + ACROSS) / 2 + k * (WIDTH + ACROSS) for box, (k, row) in at.items()}
+    inner, height = most * (WIDTH + ACROSS) + ACROSS, len(rows) * (HEIGHT + DOWN) + DOWN
+    width = inner + BULGE
+    left = {box: (inner - len(rows[row]) * (WIDTH + ACROSS) + ACROSS) / 2 + k * (WIDTH + ACROSS) for box, (k, row) in at.items()}
     top = {box: DOWN + row * (HEIGHT + DOWN) for box, (_, row) in at.items()}
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     parts = [f'{head} font-family="sans-serif" font-size="12">', f'<rect width="{width}" height="{height}" fill="white"/>']
+    labels = []
     for (one, other), said in graph.edges.items():
-        x1, y1, x2, y2 = left[one] + WIDTH / 2, top[one] + HEIGHT, left[other] + WIDTH / 2, top[other]
-        dashed = ' stroke-dasharray="5 4"' if y2 <= y1 else ""
+        gap = at[other][1] - at[one][1]
         color = "#d55e00" if said else "#999999"
-        parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{color}" stroke-width="{2 if said else 1}"{dashed}/>')
-        parts += [_text((x1 + x2) / 2, (y1 + y2) / 2, said, color)] if said else []
+        look = f'fill="none" stroke="{color}" stroke-width="{2 if said else 1}"' + (' stroke-dasharray="5 4"' if gap <= 0 else "")
+        x1, y1, x2, y2 = left[one] + WIDTH / 2, float(top[one] + HEIGHT), left[other] + WIDTH / 2, float(top[other])
+        path, x, y = f"M {x1:g} {y1:g} L {x2:g} {y2:g}", (x1 + x2) / 2, (y1 + y2) / 2
+        if gap != 1:  # beside the boxes between them
+            x1, y1, x2, y2 = left[one] + WIDTH, top[one] + HEIGHT / 2, left[other] + WIDTH, top[other] + HEIGHT / 2
+            x = max(x1, x2) + min(40 + 20 * abs(gap), BULGE)
+            path, y = f"M {x1:g} {y1:g} C {x:g} {y1:g} {x:g} {y2:g} {x2:g} {y2:g}", (y1 + y2) / 2
+        parts.append(f'<path d="{path}" {look}/>')
+        labels += [_text(x, y, said, color)] if said else []
     for box, lines in graph.lines.items():
         parts.append(f'<rect x="{left[box]:g}" y="{top[box]:g}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="#eef4fb" stroke="#0072b2"/>')
         shown = [line for line in lines if line]
         parts += [_text(left[box] + WIDTH / 2, top[box] + 17 + 15 * k, line, "#111111") for k, line in enumerate(shown)]
-    return "\n".join([*parts, "</svg>"])
+    return "\n".join([*parts, *labels, "</svg>"])
 
 
 def _text(x: float, y: float, text: str, color: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="middle" fill="{color}">{html.escape(text)}</text>'
+    halo = 'stroke="white" stroke-width="3" paint-order="stroke"'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="middle" fill="{color}" {halo}>{html.escape(text)}</text>'
 
 
 def _rows(graph: ModuleGraph) -> list[list[str]]:
