@@ -10,9 +10,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.commands import add_command
+from fxshard.cli.progress import progress
 from fxshard.errors import FileError, OptionError
 from fxshard.files import atomic_file, read_bytes, read_start
 from fxshard.views.plan_view import Fields, PlanView
@@ -101,7 +103,7 @@ def stored(path: str) -> Stored:
 def add_inspect(commands: Any) -> None:
     about = "show a plan or a program; needs no process group, and of a plan no torch"
     inspect = add_command(commands, "inspect", about, "fxshard inspect plan.json --collectives 'layers.0.*'")
-    inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
+    inspect.add_argument("file", nargs="?", help="a file written by fxshard plan or fxshard export")
     glob: dict[str, Any] = {"nargs": "?", "const": "*", "metavar": "GLOB"}
     inspect.add_argument("--nodes", **glob, help="list every node and its layouts, or those that match: nodes, parameters or modules")
     inspect.add_argument("--params", **glob, help="list every parameter with its layout and bytes, or those that match")
@@ -121,16 +123,30 @@ def add_inspect(commands: Any) -> None:
 
 def inspect_file(options: argparse.Namespace) -> None:
     """Prints the screen, or the parts that are asked for."""
+    _find_file(options)
     file = stored(options.file)
     try:
-        parts = _asked(file, options)
-        if options.json:
-            print(json.dumps(_as_json(file, [*parts]), indent=1))
-        else:
-            print("\n\n".join(part.text() for part in parts) if parts else _screen(file))
+        with progress(f"reading {options.file}"):
+            parts = _asked(file, options)
+            if options.json:
+                text = json.dumps(_as_json(file, parts), indent=1)
+            else:
+                text = "\n\n".join(part.text() for part in parts) if parts else _screen(file)
     except DAMAGE:
         file.loaded  # noqa: B018  (says what is wrong with the file, and where)
         raise
+    print(text)
+
+
+def _find_file(options: argparse.Namespace) -> None:
+    """The file may also follow an option that takes an optional value: ``fxshard inspect --nodes plan.json``."""
+    for name in ("nodes", "params", "collectives"):
+        value = getattr(options, name)
+        if options.file is None and value is not None and Path(value).is_file():
+            options.file = value
+            setattr(options, name, "*")
+    if options.file is None:
+        raise OptionError("no file is given", remedy="name it first: fxshard inspect plan.json")
 
 
 @dataclass(frozen=True)

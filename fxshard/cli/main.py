@@ -246,7 +246,8 @@ def _diff(options: argparse.Namespace) -> None:
     from fxshard import api
     from fxshard.plans.sharding_plan import ShardingPlan
 
-    found = api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after))
+    with progress("comparing"):
+        found = api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after))
     if options.json:
         from fxshard.cli.plain import plain
 

@@ -78,6 +78,8 @@ def test_globs_name_nodes_parameters_and_modules(plan: str, capsys: pytest.Captu
     def names(glob: str) -> list[str]:
         return [node["name"] for node in json.loads(run([plan, "--nodes", glob, "--json"], capsys))]
 
+    assert run(["--nodes", plan], capsys) == run([plan, "--nodes"], capsys)
+    assert "no file is given" in run(["--nodes", "m*"], capsys, 2)
     assert (names("m*"), names("lin.*"), names("lin")) == (["mm"], ["w"], ["x", "mm"])
     assert "no node matches 'linn'; did you mean 'lin'?" in run([plan, "--nodes", "linn"], capsys, 2)
 
