@@ -12,10 +12,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
-
-import torch
 
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, Readers, atomic_file, parse_json, read_start, write_json
@@ -115,8 +114,8 @@ def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
 
 
 def torch_version() -> str:
-    """``2.13``: a program can only be read with the minor version of torch that wrote it."""
-    return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
+    """``2.13``: a program can only be read with the minor version of torch that wrote it. Its metadata says it without an import."""
+    return ".".join(version("torch").split("+")[0].split(".")[:2])
 
 
 class Container:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fxshard.cli.commands import add_command
 from fxshard.errors import FileError, OptionError, closest, count_text
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def add_run(commands: Any) -> None:
         "Runs a program that fxshard export wrote, on whole tensors from a safetensors file, named like the program's inputs: args[0], "
         "kwargs['mask'], or mask. Start it with torchrun, one process per rank of the mesh, or with --simulate."
     )
-    run = commands.add_parser("run", help="run an exported program under torchrun, or simulated in one process", description=about)
+    example = "torchrun --nproc-per-node 4 -m fxshard run model.pt2 --inputs in.safetensors -o out.safetensors"
+    run = add_command(commands, "run", "run an exported program under torchrun, or simulated in one process", example, about)
     run.add_argument("program", metavar="PROGRAM.pt2", help="a file that fxshard export wrote")
     run.add_argument("--inputs", required=True, metavar="IN.safetensors", help="the inputs, whole tensors by name")
     run.add_argument("--weights", metavar="W.safetensors", help="whole weights by the model's names, for a program without weights")

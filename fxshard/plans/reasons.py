@@ -9,8 +9,9 @@ from fxshard.byte_sizes import size_text
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, PlannedNode, Redistribution
-from fxshard.plans.plan_text import NAMES_WIDTH, cost_text, earlier_redistribution
+from fxshard.plans.plan_text import earlier_redistribution
 from fxshard.text_table import fitted, listed
+from fxshard.views.words import NAMES_WIDTH, cost_text
 
 ModuleOf = Callable[[str], str | None]
 """The module that returns a node's value, by the node's name; None if there is none or it is unknown."""
@@ -85,7 +86,7 @@ def why_collective(plan: PlanData, index: int, module_of: ModuleOf = lambda node
     count = len(plan.collectives)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         many = f"has {count}, counted from 0" if count else "has none"
-        remedy = "print(plan) lists them by number" if count else "a plan without collectives has nothing to ask about"
+        remedy = "fxshard.inspect.collectives_table(plan) numbers them" if count else "a plan without collectives has nothing to ask about"
         raise PlanError(f"there is no collective {index!r}: the plan {many}", where=f"plan on mesh {plan.mesh}", remedy=remedy)
     collective = plan.collectives[index]
     issuer = plan.issuer(collective.entry)
