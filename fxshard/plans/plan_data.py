@@ -191,8 +191,9 @@ class PlanData:
     plan a set of pins. ``recomputed``: blocks of the model whose activations are not saved for the backward -> the nodes that run again
     there, under the names that ``again`` gives.
 
-    Two fields only say where things come from, and count neither for equality nor for ``hash``: ``lines`` gives the user's source line of a
-    node, ``picked`` the (node, output index) of a redistributed value that is one of several results.
+    Four fields only say where things come from, and count neither for equality nor for ``hash``: ``lines`` gives the user's source line of a
+    node, ``picked`` the (node, output index) of a redistributed value that is one of several results, ``reads`` the values that a node
+    reads (the producer's name, ``name[k]`` for one of several results), ``modules`` the innermost module in whose forward it is.
     """
 
     mesh: Mesh
@@ -212,6 +213,8 @@ class PlanData:
     recomputed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     picked: Mapping[str, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+    modules: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def objective(self) -> float:

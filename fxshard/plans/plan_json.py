@@ -36,6 +36,7 @@ from fxshard.plans.plan_data import (
     Redistribution,
     again,
 )
+from fxshard.plans.plan_edges import read_modules, read_reads, write_edges
 from fxshard.plans.plan_sizes import read_example_sizes, read_sizes, write_sizes
 
 FORMAT = "fxshard-plan"
@@ -142,13 +143,14 @@ def _write_step(step: Step, mesh: Mesh) -> dict[str, str]:
 
 
 def _write_sources(plan: PlanData) -> dict[str, Any]:
-    """Source lines with their nodes, and redistributed values that are one of several results."""
+    """Source lines with their nodes, redistributed values that are one of several results, and the graph's edges and modules."""
     nodes: dict[str, list[str]] = {}
     for node, line in plan.lines.items():
         nodes.setdefault(line, []).append(node)
     return {
         "picked": [{"value": value, "node": node, "output": int(index)} for value, (node, index) in plan.picked.items()],
         "lines": [{"line": line, "nodes": found} for line, found in nodes.items()],
+        **write_edges(plan.reads, plan.modules),
     }
 
 
@@ -183,6 +185,8 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
         "recomputed": _read_recomputed,
         "picked": _read_picked,
         "lines": _read_lines,
+        "reads": read_reads,
+        "modules": read_modules,
     }
     said = root.record({"mesh": lambda _: mesh}, {**free, **decided}) if partial else root.record({"mesh": lambda _: mesh, **decided}, free)
     plan = make(**{"train": True, "graph_hash": "", "nodes": (), **{name: one for name, one in said.items() if name not in HEAD}})

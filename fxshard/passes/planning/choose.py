@@ -17,6 +17,7 @@ from fxshard.byte_sizes import exact_size
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
+from fxshard.graph.provenance import module_paths, reads_of
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import Price
@@ -212,6 +213,8 @@ def write_plan(
         fallbacks=annotated.fallbacks,
         lines=graph.lines,
         picked={m.value: (producer(n)[0].name, producer(n)[1]) for m in moves if is_getitem(n := graph.by_name[m.value])},
+        reads=reads_of(graph),
+        modules=module_paths(graph),
         recomputed=decision.recomputed,
     )
 

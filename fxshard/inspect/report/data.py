@@ -1,0 +1,153 @@
+"""Everything that a report shows, as one dict of plain data; ``static/`` has the code that draws it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fxshard.inspect.data import Subject, kind_of, plan_of, traffic
+from fxshard.inspect.report.answers import answers_data
+from fxshard.inspect.report.graph_data import GraphData, rounded
+from fxshard.inspect.report.tables import Table
+from fxshard.layout.redistribution import sent_bytes, walk
+from fxshard.memory_profile import KINDS, MemoryProfile
+from fxshard.plans.explanation import Explanation
+from fxshard.plans.plan_data import PlanData, Redistribution
+from fxshard.plans.plan_text import cost_text, summary_rows
+from fxshard.program.sharded_program import ShardedProgram
+from fxshard.timeline import DEVICE, Event, Timeline
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a report shows besides the plan itself; all of it may be missing.
+
+    ``title``: the name of the model or file. ``program``: the lowered program whose ``timeline`` is given. ``answers``: explanations of values.
+    ``missing``: for a pane without data (``timeline``, ``memory``, ``alternatives``, ``graph``), why, and how to get it.
+    """
+
+    title: str = "fxshard"
+    program: ShardedProgram | None = None
+    timeline: Timeline | None = None
+    memory: MemoryProfile | None = None
+    answers: tuple[Explanation, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def report_data(subject: Subject, parts: Parts) -> dict[str, Any]:
+    """The data of a report. Times are in microseconds, sizes in bytes per rank; nodes, layouts and axes are indexes into its tables."""
+    plan = plan_of(subject)
+    graph = GraphData(plan)
+    program = subject if isinstance(subject, ShardedProgram) else parts.program
+    return {
+        "title": parts.title,
+        "kind": kind_of(subject),
+        "mesh": {"axes": list(plan.mesh.axis_names), "shape": list(plan.mesh.shape), "hardware": plan.mesh.hardware.name},
+        "train": plan.train,
+        "unit": plan.certificate.unit,
+        "objective": plan.objective,
+        "gap": plan.gap,
+        "facts": _facts(plan),
+        "split": step_split(plan),
+        "memory": {"kinds": dict(plan.memory), "limit": plan.memory_limit},
+        "traffic": [[t.kind, t.axis, t.count, t.bytes] for t in traffic(subject)],
+        "graph": graph.to_json(),
+        "answers": answers_data(parts.answers, graph),
+        "timeline": None if parts.timeline is None else timeline_data(parts.timeline, plan, program, graph),
+        "profile": None if parts.memory is None else memory_data(parts.memory),
+        "missing": dict(parts.missing),
+    }
+
+
+def _facts(plan: PlanData) -> list[list[str]]:
+    purpose = "forward and backward" if plan.train else "forward"
+    rows = [
+        ("mesh", f"{plan.mesh}: {plan.mesh.size} devices, {plan.mesh.hardware.name}"),
+        ("graph", f"{purpose}, {len(plan.nodes):,} nodes"),
+        *summary_rows(plan),
+    ]
+    return [list(row) for row in rows]
+
+
+def step_split(plan: PlanData) -> list[list[Any]]:
+    """[name, cost, text]: the objective split into compute and the communication on each axis; the costs add up to the objective.
+
+    The cost of a redistribution over several axes is divided by the bytes that it sends on each.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for entry in plan.redistributions:
+        for axis, part in axis_costs(entry, plan).items():
+            found[axis].append(part)
+    compute = math.fsum(n.compute for n in plan.nodes)
+    rows = [("compute" if plan.certificate.unit == "microseconds" else "nodes", compute)]
+    rows += [(name, math.fsum(found[name])) for name in (*plan.mesh.axis_names, "local copies") if found[name]]
+    return [[name, rounded(cost), cost_text(cost, plan.certificate.unit)] for name, cost in rows]
+
+
+def axis_costs(entry: Redistribution, plan: PlanData) -> dict[str, float]:
+    """The cost of a redistribution by axis; ``local copies`` if it sends nothing."""
+    sent: dict[str, int] = defaultdict(int)
+    for layout, step, _ in walk(entry.source, entry.steps):
+        if step.is_collective:
+            sent[plan.mesh.axis_names[step.axis]] += sent_bytes(step, layout, entry.shape, entry.itemsize, plan.mesh)
+    total = sum(sent.values())
+    if not total:
+        return {"local copies": entry.cost} if entry.cost else {}
+    return {axis: entry.cost * size / total for axis, size in sent.items()}
+
+
+def timeline_data(timeline: Timeline, plan: PlanData, program: ShardedProgram | None, graph: GraphData) -> dict[str, Any]:
+    """``lanes``: the device, then each axis. An event is [name, operator, lane, start, duration, waited, node of the plan or -1]."""
+    names: Table[str] = Table()
+    operators: Table[str] = Table()
+    lanes = [DEVICE, *plan.mesh.axis_names]
+    served = _served(plan, program, graph)
+    events = [_event(e, names, operators, lanes, served.get(e.name, graph.nodes.get(e.name, -1))) for e in timeline.events]
+    return {
+        "lanes": ["compute", *plan.mesh.axis_names],
+        "total": timeline.total,
+        "computing": timeline.computing,
+        "communicating": timeline.communicating,
+        "waited": timeline.waited,
+        "events": events,
+        "names": names.entries,
+        "operators": operators.entries,
+    }
+
+
+def _event(e: Event, names: Table[str], operators: Table[str], lanes: list[str], node: int) -> list[Any]:
+    times = [round(e.start, 3), round(e.end - e.start, 3), round(e.waited, 3)]
+    return [names(e.name), operators(e.operator), lanes.index(e.stream), *times, node]
+
+
+def _served(plan: PlanData, program: ShardedProgram | None, graph: GraphData) -> dict[str, int]:
+    """A program's collective, by name -> the node whose value it moves."""
+    found: dict[str, int] = {}
+    for one in program.collectives if program is not None else ():
+        entries = [entry for entry, _ in one.serves]
+        if entries and entries[0] < len(plan.redistributions):
+            found[one.node] = graph.value(plan.redistributions[entries[0]].value)[0]
+    return found
+
+
+def memory_data(profile: MemoryProfile) -> dict[str, Any]:
+    """A tensor is [name, kind, bytes, first step, last step, layout]; ``workspace`` is [step, bytes] where there is any."""
+    names: Table[str] = Table()
+    layouts: Table[str] = Table()
+    kinds = list(KINDS)
+    tensors = [[names(t.name), kinds.index(t.kind), t.bytes, t.birth, t.death, layouts(t.layout)] for t in profile.tensors]
+    return {
+        "kinds": kinds,
+        "tensors": tensors,
+        "names": names.entries,
+        "layouts": layouts.entries,
+        "steps": [step.name for step in profile.steps],
+        "workspace": [[k, step.workspace] for k, step in enumerate(profile.steps) if step.workspace],
+        "static": dict(profile.static),
+        "peak": profile.peak,
+        "peak_step": profile.peak_step,
+        "unknown": list(profile.unknown),
+    }

@@ -1,0 +1,147 @@
+"""The graph of a plan as data for the report: nodes, edges, modules, redistributions, pictures of tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fxshard.inspect.report.pictures import cuts_of
+from fxshard.inspect.report.tables import Table
+from fxshard.layout.layouts import Layout, placement_str
+from fxshard.layout.redistribution import sent_bytes, walk
+from fxshard.plans.plan_data import AGAIN, PlanData, PlannedNode, Redistribution
+
+_PICKED = re.compile(r"(.*)\[(\d+)\]")
+Value = tuple[int, int]
+"""(index of a node, index of its output)"""
+
+
+class GraphData:
+    """The tables of a plan's graph. ``nodes``: index by name."""
+
+    def __init__(self, plan: PlanData) -> None:
+        self.plan = plan
+        self.nodes = {n.name: k for k, n in enumerate(plan.nodes)}
+        self.ops: Table[str] = Table()
+        self.modules: Table[str] = Table()
+        self.lines: Table[str] = Table()
+        self.shapes: Table[tuple[int, ...]] = Table()
+        self.layouts: Table[Layout] = Table()
+        self.dtypes: Table[str] = Table()
+        self._pictures: dict[tuple[int, int], Any] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as lists, with the tables to which their indexes refer."""
+        backward, paths = backward_nodes(self.plan), module_of_nodes(self.plan)
+        nodes = [self._node(node, node.name in backward, paths[node.name]) for node in self.plan.nodes]
+        moves = [self._redistribution(entry) for entry in self.plan.redistributions]
+        return {
+            "nodes": nodes,
+            "redistributions": moves,
+            "parameters": [self.nodes[end.node] for end in self.plan.inputs if end.kind == "parameter" and end.node in self.nodes],
+            "outputs": [[end.kind, end.name] for end in self.plan.outputs],
+            "fallbacks": [[self.nodes.get(node, -1), reason] for node, reason in self.plan.fallbacks],
+            "ops": self.ops.entries,
+            "modules": self.modules.entries,
+            "lines": self.lines.entries,
+            "shapes": [list(shape) for shape in self.shapes.entries],
+            "layouts": [[placement_str(p) for p in layout] for layout in self.layouts.entries],
+            "dtypes": self.dtypes.entries,
+            "pictures": [[*key, cuts] for key, cuts in self._pictures.items()],
+            "edges": bool(self.plan.reads),
+        }
+
+    def value(self, text: str) -> Value:
+        """The node and output of a value written as ``name`` or ``name[k]``; (-1, 0) if the plan does not know it."""
+        if text in self.plan.picked:
+            node, output = self.plan.picked[text]
+            return self.nodes.get(node, -1), output
+        found = None if text in self.nodes else _PICKED.fullmatch(text)
+        return (self.nodes.get(found[1], -1), int(found[2])) if found else (self.nodes.get(text, -1), 0)
+
+    def _node(self, node: PlannedNode, backward: bool, path: str) -> list[Any]:
+        """[name, user's name, kind or "", operator, module, in the backward, outputs, operands, cost, line]."""
+        line = self.plan.lines.get(node.name) or self.plan.lines.get(node.name.removesuffix(AGAIN), "")
+        reads = self.plan.reads.get(node.name, ())
+        outputs = node.spec.outputs if len(node.spec.outputs) == len(node.shapes) else ()  # what is not a tensor has no shape
+        values = map(self.value, reads) if len(reads) == len(node.spec.inputs) else [(-1, 0)] * len(node.spec.inputs)
+        return [
+            node.name,
+            self.plan.called(node.name),
+            self.plan.kinds.get(node.name, ""),
+            self.ops(node.op),
+            self.modules(path),
+            int(backward),
+            [self._tensor(*one) for one in zip(node.shapes, outputs, node.dtypes, strict=False)],
+            [[*value, self.layouts(layout)] for value, layout in zip(values, node.spec.inputs, strict=True)],
+            rounded(node.compute),
+            self.lines(line),
+        ]
+
+    def _tensor(self, shape: tuple[int, ...], layout: Layout, dtype: str) -> list[int]:
+        key = self.shapes(tuple(shape)), self.layouts(layout)
+        if key not in self._pictures:
+            cuts = cuts_of(shape, layout, self.plan.mesh.shape)
+            self._pictures[key] = None if cuts is None else [[c.dim, list(c.axes), c.pieces] for c in cuts]
+        return [*key, self.dtypes(dtype.removeprefix("torch."))]
+
+    def _redistribution(self, entry: Redistribution) -> list[Any]:
+        """[node, output, source, target, steps, cost, hidden, readers]; a step is [kind, axis, bytes, from, to]."""
+        steps = [
+            [
+                step.kind,
+                step.axis,
+                sent_bytes(step, layout, entry.shape, entry.itemsize, self.plan.mesh) if step.is_collective else 0,
+                placement_str(step.source),
+                placement_str(step.target),
+            ]
+            for layout, step, _ in walk(entry.source, entry.steps)
+        ]
+        readers = [[self.nodes.get(node, -1), operand] for node, operand in entry.readers]
+        ends = [self.layouts(entry.source), self.layouts(entry.target)]
+        return [*self.value(entry.value), *ends, steps, rounded(entry.cost), rounded(entry.hidden), readers]
+
+
+def rounded(number: float) -> float:
+    """Six significant digits, which keep the data small."""
+    return float(f"{number:.6g}")
+
+
+def backward_nodes(plan: PlanData) -> set[str]:
+    """The nodes that only gradients depend on; empty if the plan does not know its edges."""
+    if not plan.train or not plan.reads:
+        return set()
+    last = plan.nodes[-1].name
+    ends = plan.reads.get(last, ())
+    kept = [value for value, end in zip(ends, plan.outputs, strict=False) if end.kind != "gradient"]
+    todo, forward = [_node_of(value) for value in kept], {last}
+    while todo:
+        node = todo.pop()
+        if node not in forward:
+            forward.add(node)
+            todo += map(_node_of, plan.reads.get(node, ()))
+    forward |= {name for name, kind in plan.kinds.items() if kind != "tangent"}
+    return {n.name for n in plan.nodes} - forward
+
+
+def module_of_nodes(plan: PlanData) -> Mapping[str, str]:
+    """The module of every node: for a parameter or buffer the one that owns it; for a call that belongs to none, such as the sum of two
+    gradients, the parent of the module whose result it reads last; empty at the top."""
+    found: dict[str, str] = {}
+    for node in plan.nodes:
+        if node.name in plan.kinds:
+            owned = plan.kinds[node.name] in ("parameter", "buffer")
+            found[node.name] = plan.called(node.name).rpartition(".")[0] if owned else ""
+            continue
+        path = plan.modules.get(node.name) or plan.modules.get(node.name.removesuffix(AGAIN))
+        if path is None and node.op != "output":
+            read = [name for value in plan.reads.get(node.name, ()) if (name := _node_of(value)) not in plan.kinds]
+            path = next((found[name].rpartition(".")[0] for name in reversed(read) if found.get(name)), "")
+        found[node.name] = path or ""
+    return found
+
+
+def _node_of(value: str) -> str:
+    found = _PICKED.fullmatch(value)
+    return found[1] if found else value
