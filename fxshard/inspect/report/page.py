@@ -14,7 +14,8 @@ from fxshard.inspect.data import Subject
 from fxshard.inspect.report.data import Parts, report_data
 
 STYLES = ("vendor/uPlot.min.css", "vendor/tabulator_simple.min.css", "report.css")
-LIBRARIES = ("vendor/dagre.min.js", "vendor/uPlot.iife.min.js", "vendor/tabulator.min.js")
+LIBRARIES = {"vendor/dagre.min.js": "dagre", "vendor/uPlot.iife.min.js": "uPlot", "vendor/tabulator.min.js": "tabulator"}
+"""Files of libraries, and the names of their licences, which the page has too."""
 SCRIPTS = ("base.js", "tree.js", "graph.js", "picture.js", "node.js", "tables.js", "timeline.js", "memory.js", "overview.js", "main.js")
 """In this order: each uses those before it."""
 
@@ -30,13 +31,19 @@ def page(data: dict[str, Any]) -> str:
     parts = {
         "TITLE": html.escape(data["title"]),
         "STYLE": "\n".join(map(_asset, STYLES)),
-        "SCRIPT": "\n".join(f"<script>\n{_asset(name)}\n</script>" for name in (*LIBRARIES, *SCRIPTS)),
+        "SCRIPT": "\n".join(f"<script>\n{text}\n</script>" for text in (*map(_library, LIBRARIES), *map(_asset, SCRIPTS))),
         "DATA": packed,
     }
     text = _asset("template.html")
     for name, part in parts.items():
         text = text.replace(f"@@{name}@@", part, 1)
     return text
+
+
+def _library(name: str) -> str:
+    """A library below its licence."""
+    licence = _asset(f"vendor/{LIBRARIES[name]}.LICENSE")
+    return f"/*\n{LIBRARIES[name]}\n{licence}\n*/\n{_asset(name)}"
 
 
 @lru_cache
