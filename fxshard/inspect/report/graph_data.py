@@ -127,7 +127,7 @@ def backward_nodes(plan: PlanData) -> set[str]:
 
 def module_of_nodes(plan: PlanData) -> Mapping[str, str]:
     """The module of every node: for a parameter or buffer the one that owns it; for a call that belongs to none, such as the sum of two
-    gradients, the parent of the module whose result it reads last; empty at the top."""
+    gradients, the module of its operands if they are in the same one, else the parent of that of its last operand; empty at the top."""
     found: dict[str, str] = {}
     for node in plan.nodes:
         if node.name in plan.kinds:
@@ -137,7 +137,8 @@ def module_of_nodes(plan: PlanData) -> Mapping[str, str]:
         path = plan.modules.get(node.name) or plan.modules.get(node.name.removesuffix(AGAIN))
         if path is None and node.op != "output":
             read = [name for value in plan.reads.get(node.name, ()) if (name := _node_of(value)) not in plan.kinds]
-            path = next((found[name].rpartition(".")[0] for name in reversed(read) if found.get(name)), "")
+            paths = [found[name] for name in read if found.get(name)]
+            path = "" if not paths else paths[-1] if len(set(paths)) == 1 and len(paths) == len(read) else paths[-1].rpartition(".")[0]
         found[node.name] = path or ""
     return found
 

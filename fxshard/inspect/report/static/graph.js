@@ -29,7 +29,7 @@ R.panes.graph = {
 
 R.sizeOf = (item) => {
   const [first, second] = R.labelOf(item);
-  const width = Math.max(7.4 * first.length, 6.4 * second.length) + 26;
+  const width = Math.max(8.4 * (first.length + (item.module ? 2 : 0)), 6.6 * second.length) + 24;
   return item.module ? { width: Math.max(120, width), height: 54 } : { width: Math.max(70, width), height: 40 };
 };
 
@@ -68,10 +68,11 @@ R.edgeText = (edge) => {
 
 // fit: show everything again; otherwise the view stays, and what has the focus stays where it is.
 R.drawGraph = (fit) => {
+  R.noTip();
   const view = R.view, seen = R.visible(view.open, view.half), g = R.layOut(seen);
   const before = R.drawn && view.focus && R.drawn.g.node(view.focus);
   R.drawn = { seen, g };
-  if (!seen.items.has(view.focus) && !seen.clusters.some((c) => c.id === view.focus)) view.focus = seen.items.keys().next().value || null;
+  if (!seen.items.has(view.focus) && !seen.clusters.some((c) => c.id === view.focus)) view.focus = null;
   R.most = Math.max(...[...seen.items.values()].map((item) => R.costOf(item.nodes)), 1e-12);
   const layer = R.svg("g", { id: "world" });
   for (const cluster of seen.clusters) layer.append(R.clusterShape(cluster, g.node(cluster.id)));
@@ -97,15 +98,18 @@ R.arrowHeads = () => R.svg("defs", {}, [["arrow", "var(--line)"], ["arrow-move",
   R.svg("marker", { id, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, markerUnits: "userSpaceOnUse", orient: "auto" },
     R.svg("path", { d: "M0 0 L8 4 L0 8 z", style: `fill:${colour}` }))));
 
+// Room for an open module's name above what it holds.
+R.HEAD = 14;
+
 R.clusterShape = (cluster, at) => {
-  const [x, y] = [at.x - at.width / 2, at.y - at.height / 2];
+  const [x, y] = [at.x - at.width / 2, at.y - at.height / 2 - R.HEAD];
   const toggle = () => R.toggle(cluster.module.path);
   return R.svg("g", { class: "cluster", "data-id": cluster.id },
-    R.svg("rect", { x, y, width: at.width, height: at.height, rx: 8 }),
+    R.svg("rect", { x, y, width: at.width, height: at.height + R.HEAD, rx: 8 }),
     R.svg("g", { class: "cluster-name", onclick: toggle },
       R.svg("title", {}, "Close this module"),
-      R.svg("rect", { x, y, width: 7.4 * R.clusterName(cluster.module).length + 34, height: 20, rx: 8 }),
-      R.svg("text", { x: x + 10, y: y + 14 }, `▾ ${R.clusterName(cluster.module)}`)));
+      R.svg("rect", { x, y, width: 7.6 * R.clusterName(cluster.module).length + 34, height: 18, rx: 7 }),
+      R.svg("text", { x: x + 10, y: y + 13 }, `▾ ${R.clusterName(cluster.module)}`)));
 };
 
 R.clusterName = (module) => (module.group ? module.name : module.path);
@@ -278,7 +282,7 @@ R.graphKey = (e) => {
 
 R.moveFocus = ([dx, dy]) => {
   const { g, seen } = R.drawn, here = R.view.focus && g.node(R.view.focus);
-  let best = null, least = Infinity;
+  let best = here ? null : seen.items.keys().next().value, least = Infinity;
   for (const item of seen.items.values()) {
     const at = g.node(item.id);
     if (item.id === R.view.focus || !here) continue;

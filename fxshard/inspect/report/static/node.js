@@ -6,7 +6,9 @@ R.choose = (k, output = 0) => {
   const node = R.nodes[k], detail = R.get("detail");
   detail.hidden = false;
   detail.dataset.node = node.name;
-  detail.replaceChildren(
+  R.noTip();
+  detail.replaceChildren();
+  R.fill(detail, {}, [
     R.el("button", { class: "close", onclick: () => R.unchoose(), title: "Esc", "aria-label": "Close" }, "×"),
     R.el("h2", {}, node.user),
     R.el("p", { class: "quiet" }, node.kind || node.op, node.user === node.name ? "" : `, node ${node.name}`, node.back ? ", in the backward" : ""),
@@ -15,7 +17,8 @@ R.choose = (k, output = 0) => {
     R.outputs(node, output),
     R.el("h3", {}, "Reads"), R.readsTable(node),
     R.el("h3", {}, `Read by ${R.plural(node.readers.length, "node")}`), R.readersTable(node),
-    R.el("h3", {}, "Other layouts"), R.answer(node));
+    R.el("h3", {}, "Other layouts"), R.answer(node)]);
+  detail.scrollTop = 0;
   if (R.drawn) {
     const id = R.reveal(k, R.view);
     if (id) {

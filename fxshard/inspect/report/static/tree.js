@@ -101,7 +101,7 @@ R.costOf = (nodes) => nodes.reduce((sum, n) => sum + n.cost + n.moved, 0);
 
 // The module's text: what it holds.
 R.moduleText = (module, nodes) => {
-  const count = module.modules.size;
+  const count = [...module.modules.values()].filter((m) => !m.group).length;
   return count ? `${R.plural(count, "module")}, ${R.plural(nodes.length, "node")}` : R.plural(nodes.length, module.group ? "operator" : "node");
 };
 
