@@ -31,7 +31,7 @@ YIELDING = ("operator", "reads", "gives", "for", "reason", "where", *FILES)
 ENDING = ("where", *FILES)
 """Headers of columns that are shortened at their end."""
 
-NUMBERS = ("bytes", "count", "us", "share", "time")
+NUMBERS = ("bytes", "each", "together", "count", "us", "share", "time")
 """Headers of columns that are aligned to the right."""
 
 

@@ -26,7 +26,7 @@ LAYERS = (
     "errors",
     "_torch_compat files collecting timeline",
     "byte_sizes text_table memory_profile mesh shapes",
-    "layout graph",
+    "layout graph views",
     "plans ops",
     "strategies.engine",
     "strategies.tensors disk_cache",

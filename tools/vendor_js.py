@@ -57,7 +57,10 @@ LIBRARIES = (
         "6.5.3",
         {
             "dist/js/tabulator.min.js": ("tabulator.min.js", "ffac518cb793c672a2f0522b7fc80bf862234d96bb1e581c8aaf7f48f130eafa"),
-            "dist/css/tabulator_simple.min.css": ("tabulator_simple.min.css", "edef8839235a4b6a8c3dc391ec93f2ce1bc633dd5270a5f990753b6f9183d32b"),
+            "dist/css/tabulator_simple.min.css": (
+                "tabulator_simple.min.css",
+                "edef8839235a4b6a8c3dc391ec93f2ce1bc633dd5270a5f990753b6f9183d32b",
+            ),
             "LICENSE": ("tabulator.LICENSE", "191a2ee554684e1064c897b432f0e1bc6dfa714ca045d3f6ea2cf692cbd398b7"),
         },
     ),
@@ -67,12 +70,13 @@ LIBRARIES = (
 def fetched(library: Library) -> dict[str, bytes]:
     """The library's files, by their names here."""
     with urllib.request.urlopen(library.address) as answer:
-        archive = tarfile.open(fileobj=io.BytesIO(answer.read()))
+        packed = io.BytesIO(answer.read())
     found = {}
-    for path, (name, _) in library.files.items():
-        member = archive.extractfile(f"package/{path}")
-        assert member is not None
-        found[name] = member.read()
+    with tarfile.open(fileobj=packed) as archive:
+        for path, (name, _) in library.files.items():
+            member = archive.extractfile(f"package/{path}")
+            assert member is not None
+            found[name] = member.read()
     return found
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
 from fxshard.cli.exit_codes import ended
+from fxshard.cli.html_report import add_html, check_html, write_file_report, write_plan_report
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
 from fxshard.cli.words import parse_words
 from fxshard.errors import FileError, OptionError
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", action="store_true", help=memory_help)
     at_help = "say what the plan, and the best plan, cost at other sizes of its dynamic dims (batch=4,seq=8192); may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
+    add_html(plan, alternatives=True)
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
 
@@ -84,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--memory", action="store_true", help=memory_help)
     inspect.add_argument("--timeline", action="store_true", help="for a program: the predicted times of its operators and collectives")
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_html(inspect)
     inspect.set_defaults(command=_inspect)
 
     solve_help = "solve a placement problem given as numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
@@ -151,6 +154,7 @@ def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
 
 def _plan(options: argparse.Namespace) -> int:
     _check_output(options)
+    check_html(options)
     mesh, plan_options = _mesh(options), _plan_options(options)
     if options.pipeline is not None:
         print(pipeline_text(options, mesh, plan_options))
@@ -177,8 +181,11 @@ def _plan(options: argparse.Namespace) -> int:
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
     codes = [ended(_print_at(plan, there)) for there in elsewhere]
-    for text in options.explain:
-        print(f"\n{plan.explain(*_parse_question(text))}")
+    answers = [plan.explain(*_parse_question(text)) for text in options.explain]
+    for answer in answers:
+        print(f"\n{answer}")
+    if options.html:
+        write_plan_report(options, plan, answers)
     return max(codes, default=0)
 
 
@@ -220,8 +227,13 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
+    check_html(options)
     subject = _read(options.file)
     from fxshard import inspect
+
+    if options.html:
+        write_file_report(options, subject)
+        return
 
     if options.json:
         print(json.dumps(inspect.to_json(subject), indent=1))

@@ -7,6 +7,7 @@ import itertools
 import json
 import operator
 import os
+import re
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,8 @@ class PlanningGraph:
     ``module``: one flat aten graph; placeholders in the order of ``inputs``, its output a flat tuple in the order of
     ``outputs``; every tensor node has a fake CPU tensor of its global shape in ``meta["val"]``.
     ``aliases``: further names of tied parameters -> the name that the graph uses. ``constants``: arguments that are not
-    tensors, by path (see ``constants_of``). ``returned``: the values that each submodule returns, by its name.
+    tensors, by path (see ``constants_of``). ``returned``: the values that each submodule returns, by its name. ``model``: the name of the
+    model's class, "" if unknown.
     """
 
     module: fx.GraphModule
@@ -149,6 +151,7 @@ class PlanningGraph:
     """The outputs that the model itself hands out as DTensors or shards, by name."""
     family: GraphFamily | None = None
     """The graph for all sizes of its dynamic dims, None if it has none; ``module`` is its instance at the example's sizes."""
+    model: str = ""
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
@@ -162,6 +165,11 @@ class PlanningGraph:
     def lines(self) -> dict[str, str]:
         """The user's source line behind each node that has one."""
         return {n.name: line for n in self.nodes if (line := source_line(n)) is not None}
+
+    @cached_property
+    def places(self) -> dict[str, tuple[str, bool]]:
+        """(innermost module, whether its backward made the node) of each node for which they are known."""
+        return {n.name: place for n in self.nodes if (place := place_of(n)) is not None}
 
     @cached_property
     def run_time_causes(self) -> dict[str, str]:
@@ -447,3 +455,15 @@ def _user_line(trace: str) -> str | None:
     number = parts[2].split("line ")[-1].split(",")[0]
     code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ""
     return f"{parts[1]}:{number}: {code}"
+
+
+def place_of(node: fx.Node) -> tuple[str, bool] | None:
+    """(name of the innermost module, whether its backward made the node); None if unknown."""
+    source = producer(node)[0]
+    forward, backward = source.meta.get("nn_module_stack"), source.meta.get("fwd_nn_module_stack")
+    paths = [path for path, _ in (forward or backward or {}).values()]
+    return (_ROOT.sub("", paths[-1].partition("@")[0]), not forward) if paths else None
+
+
+_ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
+"""What Dynamo calls the model itself in the paths of modules."""

@@ -34,11 +34,11 @@ from fxshard.passes.trace import trace
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
 from fxshard.plans.constraints import OBJECTIVES
 from fxshard.plans.parallel import AxisPlan
-from fxshard.plans.plan_data import by_cause
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.verify_program import verify_program
 from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
+from fxshard.views.fallbacks import by_cause
 
 if TYPE_CHECKING:  # the passes import these when needed: a cached plan needs no solver
     from fxshard.passes.planning.formulate import Formulation
@@ -312,7 +312,7 @@ def _from_cache(state: Compilation, path: Path) -> Compilation | None:
     if plan is None:
         return None
     log.info("the plan is from the cache: %s", path)
-    plan = replace(plan, lines=state.graph.lines)  # source lines may have moved since
+    plan = replace(plan, lines=state.graph.lines, model=state.graph.model)  # lines may have moved since
     record = PassRecord("recall", (time.perf_counter() - start) * 1e3, f"plan from the cache, {path}")
     return replace(state, plan=plan, cached=path, records=(*state.records, record))
 

@@ -13,8 +13,8 @@ from fxshard.errors import count_text
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.plans.plan_data import AGAIN, OpSpec, PlanData, PlannedNode, Redistribution
-from fxshard.plans.plan_text import cost_text, merged_names, time_text
 from fxshard.text_table import fitted
+from fxshard.views.words import cost_text, merged_names, time_text
 
 SHOWN = 10
 """Maximum number of lines in a table; the text below it counts the rest."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from fxshard.layout.layouts import Layout
 from fxshard.plans.comparison import Comparison, signed
 from fxshard.plans.plan_data import PlanData
-from fxshard.plans.plan_text import cost_text, time_text
 from fxshard.text_table import fitted, in_short
+from fxshard.views.words import cost_text, time_text
 
 BETTER = 1e-6
 """Relative difference above which a layout counts as cheaper than the plan."""

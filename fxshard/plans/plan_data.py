@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from fxshard.errors import PlanError, closest
 from fxshard.layout.layouts import Layout, ceil_shape
@@ -17,7 +18,7 @@ from fxshard.layout.redistribution import Step, exchange_shape, sent_bytes, walk
 from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import WeightedSizes
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 NODE_COLLECTIVES = ("shift", "zigzag", "all_to_all", "dispatch", "combine")
 """The kinds of collectives that nodes issue themselves: ``shift`` sends a tensor to the next rank of the axis, ``zigzag`` its halves;
 ``dispatch`` sends rows to the ranks of their experts, ``combine`` brings them back, and an all-to-all tells their numbers."""
@@ -126,6 +127,11 @@ class PlannedCollective:
     """Index of the redistribution in the plan; of a node, counted from the last redistribution on."""
     step: int
     """Index of the step, or of the node's own collective, in it."""
+    cost: float = 0.0
+    """Its share of the objective: of a redistribution's cost, in proportion to what its steps take by latency and bandwidth of their
+    axes' links, and to bytes if the plan minimises bytes. 0 for a node's own, whose cost the node's has."""
+    hidden: float = 0.0
+    """Its share of the redistribution's hidden microseconds."""
 
     @property
     def edge(self) -> str:
@@ -163,21 +169,11 @@ def again(node: str) -> str:
     return node + AGAIN
 
 
-NO_RULE = "no rule for"
-"""How the reason of a fallback begins if a rule would avoid it."""
-WRITTEN_OUT = "written out:"
-"""How the reason of a fallback begins if the operator runs as several others."""
-Fallbacks = tuple[tuple[str, str], ...]
-"""(node, reason) of nodes that are always replicated, or that belong to an operator which runs as several."""
+class Place(NamedTuple):
+    """Where a node comes from: the innermost module, by its name ("" for the model itself), and whether its backward made the node."""
 
-
-def by_cause(fallbacks: Fallbacks) -> dict[str, Fallbacks]:
-    """Fallbacks by heading, without empty groups: those that a rule would avoid, others that are replicated, and those written out."""
-    lacking = tuple(f for f in fallbacks if f[1].startswith(NO_RULE))
-    written = tuple(f for f in fallbacks if f[1].startswith(WRITTEN_OUT))
-    others = tuple(f for f in fallbacks if f not in lacking and f not in written)
-    kinds = (("replicated for want of a rule", lacking), ("replicated, rule or not", others), ("run as several operators", written))
-    return {heading: found for heading, found in kinds if found}
+    module: str
+    backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,9 +187,10 @@ class PlanData:
     plan a set of pins. ``recomputed``: blocks of the model whose activations are not saved for the backward -> the nodes that run again
     there, under the names that ``again`` gives.
 
-    Four fields only say where things come from, and count neither for equality nor for ``hash``: ``lines`` gives the user's source line of a
-    node, ``picked`` the (node, output index) of a redistributed value that is one of several results, ``reads`` the values that a node
-    reads (the producer's name, ``name[k]`` for one of several results), ``modules`` the innermost module in whose forward it is.
+    Some fields only say where things come from, and count neither for equality nor for ``hash``: ``model`` is the name of its class ("" if
+    unknown), ``lines`` gives the user's source line of a node, ``places`` its module, ``reads`` the nodes that make its operands,
+    ``results`` which result of these it reads (left out if the first of all),
+    ``picked`` the (node, output index) of a redistributed value that is one of several results.
     """
 
     mesh: Mesh
@@ -208,13 +205,15 @@ class PlanData:
     memory_limit: int | None = None
     memory_sizes: Mapping[str, int] = field(default_factory=dict)
     example_sizes: tuple[WeightedSizes, ...] = ()
-    fallbacks: Fallbacks = ()
+    fallbacks: tuple[tuple[str, str], ...] = ()
     partial: bool = False
     recomputed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     picked: Mapping[str, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
+    model: str = field(default="", compare=False, repr=False)
+    places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
-    modules: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    results: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def objective(self) -> float:
@@ -258,12 +257,8 @@ class PlanData:
     @cached_property
     def collectives(self) -> tuple[PlannedCollective, ...]:
         """The planned collectives, in the order of the plan: those of redistributions, then those of nodes."""
-        steps = tuple(
-            _planned(self.mesh, entry, index, number, layout, step)
-            for index, entry in enumerate(self.redistributions)
-            for number, (layout, step, _) in enumerate(walk(entry.source, entry.steps))
-            if step.is_collective
-        )
+        timed = self.certificate.unit == "microseconds"
+        steps = tuple(one for index, entry in enumerate(self.redistributions) for one in _planned(self.mesh, entry, index, timed))
         first = len(self.redistributions)
         own = (_own(self.mesh, node, first + k, number) for k, node in enumerate(self.nodes) for number in range(len(node.collectives)))
         return (*steps, *own)
@@ -308,20 +303,38 @@ def _own(mesh: Mesh, node: PlannedNode, entry: int, number: int) -> PlannedColle
     )
 
 
-def _planned(mesh: Mesh, entry: Redistribution, index: int, number: int, layout: Layout, step: Step) -> PlannedCollective:
-    return PlannedCollective(
-        kind=step.kind,
-        axis=mesh.axis_names[step.axis],
-        bytes=sent_bytes(step, layout, entry.shape, entry.itemsize, mesh),
-        value=entry.value,
-        source=layout,
-        target=step.after(layout),
-        buffer=buffer_shape(step, layout, entry.shape, mesh),
-        itemsize=entry.itemsize,
-        readers=entry.readers,
-        entry=index,
-        step=number,
-    )
+def _planned(mesh: Mesh, entry: Redistribution, index: int, timed: bool) -> list[PlannedCollective]:
+    """The collectives of a redistribution, which share its cost."""
+    path = [(k, layout, step) for k, (layout, step, _) in enumerate(walk(entry.source, entry.steps)) if step.is_collective]
+    sent = [sent_bytes(step, layout, entry.shape, entry.itemsize, mesh) for _, layout, step in path]
+    by_link = timed and len(path) > 1
+    takes = [_by_link(mesh, step.axis, size) if by_link else float(size) for (_, _, step), size in zip(path, sent, strict=True)]
+    whole = math.fsum(takes)
+    shares = [one / whole if whole else 1 / len(takes) for one in takes]
+    return [
+        PlannedCollective(
+            kind=step.kind,
+            axis=mesh.axis_names[step.axis],
+            bytes=size,
+            value=entry.value,
+            source=layout,
+            target=step.after(layout),
+            buffer=buffer_shape(step, layout, entry.shape, mesh),
+            itemsize=entry.itemsize,
+            readers=entry.readers,
+            entry=index,
+            step=number,
+            cost=entry.cost * share,
+            hidden=entry.hidden * share,
+        )
+        for (number, layout, step), size, share in zip(path, sent, shares, strict=True)
+    ]
+
+
+def _by_link(mesh: Mesh, axis: int, size: int) -> float:
+    """Microseconds of latency and of bandwidth for ``size`` bytes on the links of an axis."""
+    link = mesh.link(axis)
+    return link.latency + 1e6 * size / link.bandwidth
 
 
 def buffer_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:

@@ -36,8 +36,8 @@ from fxshard.plans.plan_data import (
     Redistribution,
     again,
 )
-from fxshard.plans.plan_edges import read_modules, read_reads, write_edges
 from fxshard.plans.plan_sizes import read_example_sizes, read_sizes, write_sizes
+from fxshard.plans.plan_sources import SOURCES, check_collectives, write_sources
 
 FORMAT = "fxshard-plan"
 UNITS = ("microseconds", "bytes")
@@ -66,9 +66,18 @@ def save(plan: PlanData, path: str | Path) -> None:
 def dumps(plan: PlanData, sources: bool = True) -> str:
     """The plan as JSON text; equal plans give equal texts. Raises PlanError if a number in it is not finite.
 
-    ``sources``: whether to include the nodes' source lines, which are not part of the decision.
+    ``sources``: whether to include what is not part of the decision (plan_sources.py).
     """
-    fields: dict[str, Any] = {
+    try:
+        return write_json(plan_fields(plan, sources))
+    except ValueError as error:
+        remedy = "give finite costs; if the planner made it, please report it"
+        raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
+
+
+def plan_fields(plan: PlanData, sources: bool = True) -> dict[str, Any]:
+    """The plan as plain data: the fields of its file."""
+    return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "partial": plan.partial,
@@ -85,13 +94,8 @@ def dumps(plan: PlanData, sources: bool = True) -> str:
         "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
         "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
         **({"recomputed": [{"block": name, "nodes": list(nodes)} for name, nodes in plan.recomputed.items()]} if plan.recomputed else {}),
-        **(_write_sources(plan) if sources else {}),
+        **(write_sources(plan) if sources else {}),
     }
-    try:
-        return write_json(fields)
-    except ValueError as error:
-        remedy = "give finite costs; if the planner made it, please report it"
-        raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
 
 
 def write_mesh(mesh: Mesh) -> dict[str, Any]:
@@ -142,18 +146,6 @@ def _write_step(step: Step, mesh: Mesh) -> dict[str, str]:
     return {"kind": step.kind, "axis": mesh.axis_names[step.axis], "from": placement_str(step.source), "to": placement_str(step.target)}
 
 
-def _write_sources(plan: PlanData) -> dict[str, Any]:
-    """Source lines with their nodes, redistributed values that are one of several results, and the graph's edges and modules."""
-    nodes: dict[str, list[str]] = {}
-    for node, line in plan.lines.items():
-        nodes.setdefault(line, []).append(node)
-    return {
-        "picked": [{"value": value, "node": node, "output": int(index)} for value, (node, index) in plan.picked.items()],
-        "lines": [{"line": line, "nodes": found} for line, found in nodes.items()],
-        **write_edges(plan.reads, plan.modules),
-    }
-
-
 def load(make: type[Plan], path: str | Path) -> Plan:
     """Reads a plan of class ``make``; raises FileError that names the file, the field, the fault and the remedy."""
     return loads(make, read_bytes(path), str(path))
@@ -183,20 +175,22 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
         "memory_sizes": read_sizes,
         "example_sizes": read_example_sizes,
         "recomputed": _read_recomputed,
-        "picked": _read_picked,
-        "lines": _read_lines,
-        "reads": read_reads,
-        "modules": read_modules,
+        "collectives": Field.items,
+        **{name: read for name, (_, read) in SOURCES.items()},
     }
     said = root.record({"mesh": lambda _: mesh}, {**free, **decided}) if partial else root.record({"mesh": lambda _: mesh, **decided}, free)
-    plan = make(**{"train": True, "graph_hash": "", "nodes": (), **{name: one for name, one in said.items() if name not in HEAD}})
+    named = {SOURCES[name][0] if name in SOURCES else name: one for name, one in said.items() if name not in APART}
+    plan = make(**{"train": True, "graph_hash": "", "nodes": (), **named})
     fields = root.entries()
     _check_names(plan, fields)
     _check_figures(plan, fields)
+    if "collectives" in fields:
+        check_collectives(plan, fields["collectives"])
     return plan
 
 
-HEAD = ("format", "version")
+APART = ("format", "version", "collectives")
+"""Fields of the file that a plan does not hold."""
 
 
 def _read_memory(field: Field) -> dict[str, int]:
@@ -258,22 +252,6 @@ def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
             raise one.fail(f"the block {name!r} occurs twice", FIX)
         blocks[name] = nodes
     return blocks
-
-
-def _read_lines(field: Field) -> dict[str, str]:
-    lines: dict[str, str] = {}
-    for one in field.items():
-        line, nodes = one.record({"line": Field.text, "nodes": _texts}).values()
-        lines |= dict.fromkeys(nodes, line)
-    return lines
-
-
-def _read_picked(field: Field) -> dict[str, tuple[str, int]]:
-    picked = {}
-    for one in field.items():
-        value, node, output = one.record({"value": Field.text, "node": Field.text, "output": Field.whole}).values()
-        picked[value] = (node, output)
-    return picked
 
 
 def _shape(field: Field) -> tuple[int, ...]:

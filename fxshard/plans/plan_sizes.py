@@ -1,14 +1,13 @@
-"""The sizes of dynamic dims in a plan, as JSON and in words: the sizes that the objective is for, and those that its memory is for."""
+"""The sizes of dynamic dims in a plan, as JSON: the sizes that the objective is for, and those that its memory is for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fxshard.files import Field, Readers
 from fxshard.plans.plan_data import PlanData
-from fxshard.shapes import WeightedSizes, sizes_named
+from fxshard.shapes import WeightedSizes
 
 FIX = "correct this field, or make the plan again"
 WHOLE = 1e-9
@@ -43,16 +42,3 @@ def read_example_sizes(field: Field) -> tuple[WeightedSizes, ...]:
 def _read_weighted(field: Field) -> WeightedSizes:
     readers: Readers = {"sizes": lambda f: tuple(read_sizes(f).items()), "weight": lambda f: f.number(0.0)}
     return WeightedSizes(**field.record(readers))
-
-
-def mean_text(plan: PlanData) -> str:
-    """The ``example_sizes``, over which the objective is averaged: ``the mean of 0.7 at batch=8 and 0.3 at batch=64``; "" without them."""
-    if len(plan.example_sizes) == 1:
-        return f"at {sizes_named(plan.example_sizes[0].sizes)}"
-    some = [str(one) for one in plan.example_sizes]
-    return f"the mean of {', '.join(some[:-1])} and {some[-1]}" if some else ""
-
-
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """``, at batch=512``; empty without dynamic dims."""
-    return f", at {sizes_named(sizes)}" if sizes else ""

@@ -9,8 +9,9 @@ from fxshard.byte_sizes import size_text
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, PlannedNode, Redistribution
-from fxshard.plans.plan_text import NAMES_WIDTH, cost_text, earlier_redistribution
+from fxshard.plans.plan_text import earlier_redistribution
 from fxshard.text_table import fitted, listed
+from fxshard.views.words import NAMES_WIDTH, cost_text
 
 ModuleOf = Callable[[str], str | None]
 """The module that returns a node's value, by the node's name; None if there is none or it is unknown."""

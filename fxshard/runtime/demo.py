@@ -28,12 +28,13 @@ from fxshard.errors import RunError
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
-from fxshard.plans.plan_text import proof_text
+from fxshard.plans.plan_text import view_of
 from fxshard.runtime.groups.local_ranks import wait_for
 from fxshard.runtime.module.module import ShardedForward, parallelize
 from fxshard.runtime.ranks.record import in_order_of_issue, record_collectives
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
+from fxshard.views.screen import proof_text
 
 T = TypeVar("T")
 RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128
@@ -204,7 +205,7 @@ def simulated(text: torch.Tensor) -> None:
     wanted = Counter((c.kind, c.axis) for c in program.collectives)
     kinds = [(kind, axis, wanted[kind, axis], counted[kind, axis]) for kind, axis in sorted({*wanted, *counted})]
     print("\n" + tabulate(kinds, headers=("collective", "axis", "predicted", "issued")))
-    print(f"objective {proof_text(plan)}")
+    print(f"objective {proof_text(view_of(plan))}")
     print("\n" + tabulate(rows, headers=("step", "loss, 2x2", "loss, one device"), floatfmt=".12f"))
     print(f"\ngreatest difference of the losses: {max(abs(a - b) for _, a, b in rows):.2e}")
     print(f"greatest relative difference of a gradient: {worst:.1e}")

@@ -18,9 +18,9 @@ def _rows(layouts: list[str]) -> list[list[str]]:
 
 
 def test_equal_parameters_share_a_line() -> None:
-    assert _rows(["RS(0)", "RS(0)", "RS(0)"]) == [["layers.*.weight", "3", "RS(0)", "8x4", "float32"]]
+    assert _rows(["RS(0)", "RS(0)", "RS(0)"]) == [["layers.0-2", "3", "S(0)", "on", "tp", "384", "bytes"]]
 
 
 def test_a_parameter_that_differs_has_its_own_line() -> None:
     rows = _rows(["RS(0)", "RS(0)", "RR", "RS(0)"])
-    assert [row[:3] for row in rows] == [["layers.0-1,3.weight", "3", "RS(0)"], ["layers.2.weight", "1", "RR"]]
+    assert [row[:3] for row in rows] == [["layers.0-1,3", "3", "S(0)"], ["layers.2", "1", "whole"]]

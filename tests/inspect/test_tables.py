@@ -16,18 +16,23 @@ def test_summary_of_a_plan() -> None:
     assert_expected_inline(
         inspect.summary(small_plan()),
         """\
+model      32 parameters in 1 tensor, forward, 4 nodes
 mesh       dp=2,tp=2, 4 devices (h100)
-graph      forward, 4 nodes, hash abababababab
 objective  10.75 us, proven optimal (gap 0), of all plans within the limit
+step       compute 3.25 us; exposed communication 7.5 us (69.8%): 7.5 us on tp
 memory     64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 
-collective    axis      count     bytes
-------------  ------  -------  --------
-all_reduce    tp            1  48 bytes
+parameters           count  layout                      bytes
+-----------------  -------  ----------------------  ---------
+lin                      1  S(0) on tp              128 bytes
+input args[0]               S(0) on dp, S(1) on tp
+output outputs[0]           S(0) on dp
 
-parameter      count  layout    shape    dtype
------------  -------  --------  -------  -------
-lin.weight         1  RS(0)     8x4      float32
+1 collective, 48 bytes sent by each rank
+  together  collective            each  where
+----------  ----------------  --------  ----------
+    7.5 us  all_reduce on tp  48 bytes  outputs[0]
+          partial sum: the dim summed over is sharded
 
 replicated for want of a rule    reason
 -------------------------------  --------------
@@ -39,24 +44,29 @@ def test_summary_of_a_program() -> None:
     assert_expected_inline(
         inspect.summary(small_program(5)),
         """\
+model         32 parameters in 1 tensor, forward, 4 nodes
 mesh          dp=2,tp=2, 4 devices (h100)
-graph         forward, 4 nodes, hash abababababab
 objective     10.75 us, proven optimal (gap 0), of all plans within the limit
+step          compute 3.25 us; exposed communication 7.5 us (69.8%): 7.5 us on tp
 memory        64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 local graphs  2, one per size class
 
-collective    axis      count     bytes
-------------  ------  -------  --------
-all_reduce    tp            1  48 bytes
+parameters           count  layout                      bytes
+-----------------  -------  ----------------------  ---------
+lin                      1  S(0) on tp              128 bytes
+input args[0]               S(0) on dp, S(1) on tp
+output outputs[0]           S(0) on dp
 
-parameter      count  layout    shape    dtype
------------  -------  --------  -------  -------
-lin.weight         1  RS(0)     8x4      float32
+1 collective, 48 bytes sent by each rank
+  together  collective            each  where
+----------  ----------------  --------  ----------
+    7.5 us  all_reduce on tp  48 bytes  outputs[0]
+          partial sum: the dim summed over is sharded
 
-kind    name        layout    shape
-------  ----------  --------  -------
-input   args[0]     S(0)S(1)  5x8
-output  outputs[0]  S(0)R     5x4
+kind    name        layout                  shape
+------  ----------  ----------------------  -------
+input   args[0]     S(0) on dp, S(1) on tp  5x8
+output  outputs[0]  S(0) on dp              5x4
 
 replicated for want of a rule    reason
 -------------------------------  --------------
@@ -67,19 +77,19 @@ mm                               no rule for it""",
 def test_collectives_of_an_input_have_the_users_name() -> None:
     plan = small_plan()
     moved = dataclasses.replace(plan, redistributions=(dataclasses.replace(plan.redistributions[0], value="w"),))
-    assert inspect.collectives_table(moved).endswith("lin.weight -> output")
+    assert "S(0)P -> S(0)R  lin " in inspect.collectives_table(moved)
 
 
 def test_nodes() -> None:
     assert_expected_inline(
         inspect.nodes_table(small_plan()),
         """\
-node    operator         reads            gives     shape      us
-------  ---------------  ---------------  --------  -------  ----
-w       placeholder                       RS(0)     8x4      0
-x       placeholder                       S(0)S(1)  6x8      0
-mm      aten.mm.default  S(0)S(1), RS(0)  S(0)P     6x4      3.25
-output  output           S(0)R                               0""",
+node        operator         reads            gives     shape      us
+----------  ---------------  ---------------  --------  -------  ----
+lin.weight  parameter                         RS(0)     8x4      0
+args[0]     input                             S(0)S(1)  6x8      0
+mm          aten.mm.default  S(0)S(1), RS(0)  S(0)P     6x4      3.25
+output      output           S(0)R                               0""",
     )
     assert inspect.nodes_table(small_program(6)) == inspect.nodes_table(small_plan())
 
@@ -88,16 +98,16 @@ def test_collectives_decided_and_run() -> None:
     assert_expected_inline(
         inspect.collectives_table(small_plan()),
         """\
-no.    collective    axis       bytes  buffer    layouts         edge
------  ------------  ------  --------  --------  --------------  ------------
-0      all_reduce    tp      48 bytes  3x4       S(0)P -> S(0)R  mm -> output""",
+no.    collective    axis       bytes    time  layouts         where       reason
+-----  ------------  ------  --------  ------  --------------  ----------  -------------------------------------------
+0      all_reduce    tp      48 bytes  7.5 us  S(0)P -> S(0)R  outputs[0]  partial sum: the dim summed over is sharded""",
     )
     assert_expected_inline(
         inspect.collectives_table(small_program()),
         """\
-collective    axis       bytes  buffer    dtype          node                for
-------------  ------  --------  --------  -------------  ------------------  ------------
-all_reduce    tp      48 bytes  3x4       torch.float32  all_reduce_default  mm -> output""",
+collective    axis       bytes  buffer    dtype    node                where       reason
+------------  ------  --------  --------  -------  ------------------  ----------  -------------------------------------------
+all_reduce    tp      48 bytes  3x4       float32  all_reduce_default  outputs[0]  partial sum: the dim summed over is sharded""",
     )
 
 
@@ -118,4 +128,4 @@ def test_a_cut_search_says_so() -> None:
     cut = dataclasses.replace(plan, certificate=dataclasses.replace(plan.certificate, cut=True))
     said = "cut short by its time or work limit"
     assert said in inspect.summary(cut) and said not in inspect.summary(plan)
-    assert said in str(cut).splitlines()[1] and said not in str(plan)
+    assert said in str(cut).splitlines()[2] and said not in str(plan)

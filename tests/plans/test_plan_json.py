@@ -29,7 +29,7 @@ def test_golden_text() -> None:
         """\
 {
 "format": "fxshard-plan",
-"version": 4,
+"version": 5,
 "partial": false,
 "mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
 "train": false,
@@ -59,6 +59,9 @@ def test_golden_text() -> None:
 "picked": [],
 "lines": [
  {"line": "model.py:7: return self.lin(x)", "nodes": ["mm", "w"]}
+],
+"collectives": [
+ {"kind": "all_reduce", "axis": "tp", "bytes": 48, "cost": 7.5, "from": "S(0)P", "to": "S(0)R", "entry": 0, "step": 0}
 ]
 }
 """,
@@ -133,7 +136,7 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_hand_written_pins() -> None:
-    text = '{"format": "fxshard-plan", "version": 4, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
+    text = '{"format": "fxshard-plan", "version": 5, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
     plan = ShardingPlan.from_json(text + '"nodes": [{"name": "layers_0_wq_weight", "outputs": ["RS(-1)"]}]}')
     assert plan.partial and plan.mesh.shape == (2, 4) and plan.specs["layers_0_wq_weight"].outputs == (L("RS(-1)"),)
     for other, missing in (
@@ -175,8 +178,8 @@ FOLDED = {"kind": "reduce_scatter", "to": "S(0 in 0,1)"}
 BAD: list[tuple[Any, str, str]] = [
     ([], "not a fxshard plan", "plan.json"),
     ({"format": "other"}, "not a fxshard plan", "plan.json"),
-    (_with("version", 5), "format version 5: a newer fxshard wrote it", "plan.json"),
-    (_with("version", 3), "format version 3: an older fxshard wrote it", "plan.json"),
+    (_with("version", 6), "format version 6: a newer fxshard wrote it", "plan.json"),
+    (_with("version", 4), "format version 4: an older fxshard wrote it", "plan.json"),
     (_with("memory", {"parameters": 1}), "unknown kind of memory 'parameters'; did you mean 'parameter'", "memory"),
     (_without("train"), "the field 'train' is missing", "plan.json"),
     (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),

@@ -11,7 +11,7 @@ from fxshard.inspect.report.graph_data import GraphData, module_of_nodes, rounde
 from fxshard.plans.comparison import signed
 from fxshard.plans.explanation import Choice, Explanation
 from fxshard.plans.plan_data import PlanData
-from fxshard.plans.plan_text import cost_text
+from fxshard.views.words import cost_text
 
 SHOWN = 8
 """Number of differences that are listed for a layout; the rest are counted."""

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fxshard.inspect.data import Subject, kind_of, plan_of, traffic
+from fxshard.inspect.data import Subject, plan_of, to_json
 from fxshard.inspect.report.answers import answers_data
 from fxshard.inspect.report.graph_data import GraphData, rounded
 from fxshard.inspect.report.tables import Table
-from fxshard.layout.redistribution import sent_bytes, walk
 from fxshard.memory_profile import KINDS, MemoryProfile
 from fxshard.plans.explanation import Explanation
-from fxshard.plans.plan_data import PlanData, Redistribution
-from fxshard.plans.plan_text import cost_text, summary_rows
+from fxshard.plans.plan_data import PlanData
+from fxshard.plans.plan_text import view_of
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.timeline import DEVICE, Event, Timeline
+from fxshard.views.plan_view import PlanView
+from fxshard.views.screen import head
+from fxshard.views.words import cost_text
 
 
 @dataclass(frozen=True)
 class Parts:
     """What a report shows besides the plan itself; all of it may be missing.
 
-    ``title``: the name of the model or file. ``program``: the lowered program whose ``timeline`` is given. ``answers``: explanations of values.
-    ``missing``: for a pane without data (``timeline``, ``memory``, ``alternatives``, ``graph``), why, and how to get it.
+    ``title``: the name of the model or file. ``program``: the lowered program whose ``timeline`` is given. ``answers``: explanations of
+    values. ``missing``: for a pane without data (``timeline``, ``memory``, ``alternatives``, ``graph``), why, and how to get it.
     """
 
     title: str = "fxshard"
@@ -42,18 +42,18 @@ def report_data(subject: Subject, parts: Parts) -> dict[str, Any]:
     plan = plan_of(subject)
     graph = GraphData(plan)
     program = subject if isinstance(subject, ShardedProgram) else parts.program
+    view = view_of(plan)
     return {
         "title": parts.title,
-        "kind": kind_of(subject),
         "mesh": {"axes": list(plan.mesh.axis_names), "shape": list(plan.mesh.shape), "hardware": plan.mesh.hardware.name},
         "train": plan.train,
         "unit": plan.certificate.unit,
         "objective": plan.objective,
         "gap": plan.gap,
-        "facts": _facts(plan),
-        "split": step_split(plan),
+        "facts": [list(row) for row in head(view)],
+        "split": step_split(view),
         "memory": {"kinds": dict(plan.memory), "limit": plan.memory_limit},
-        "traffic": [[t.kind, t.axis, t.count, t.bytes] for t in traffic(subject)],
+        "traffic": [list(row.values()) for row in to_json(subject)["traffic"]],
         "graph": graph.to_json(),
         "answers": answers_data(parts.answers, graph),
         "timeline": None if parts.timeline is None else timeline_data(parts.timeline, plan, program, graph),
@@ -62,41 +62,10 @@ def report_data(subject: Subject, parts: Parts) -> dict[str, Any]:
     }
 
 
-def _facts(plan: PlanData) -> list[list[str]]:
-    purpose = "forward and backward" if plan.train else "forward"
-    rows = [
-        ("mesh", f"{plan.mesh}: {plan.mesh.size} devices, {plan.mesh.hardware.name}"),
-        ("graph", f"{purpose}, {len(plan.nodes):,} nodes"),
-        *summary_rows(plan),
-    ]
-    return [list(row) for row in rows]
-
-
-def step_split(plan: PlanData) -> list[list[Any]]:
-    """[name, cost, text]: the objective split into compute and the communication on each axis; the costs add up to the objective.
-
-    The cost of a redistribution over several axes is divided by the bytes that it sends on each.
-    """
-    found: dict[str, list[float]] = defaultdict(list)
-    for entry in plan.redistributions:
-        for axis, part in axis_costs(entry, plan).items():
-            found[axis].append(part)
-    compute = math.fsum(n.compute for n in plan.nodes)
-    rows = [("compute" if plan.certificate.unit == "microseconds" else "nodes", compute)]
-    rows += [(name, math.fsum(found[name])) for name in (*plan.mesh.axis_names, "local copies") if found[name]]
-    return [[name, rounded(cost), cost_text(cost, plan.certificate.unit)] for name, cost in rows]
-
-
-def axis_costs(entry: Redistribution, plan: PlanData) -> dict[str, float]:
-    """The cost of a redistribution by axis; ``local copies`` if it sends nothing."""
-    sent: dict[str, int] = defaultdict(int)
-    for layout, step, _ in walk(entry.source, entry.steps):
-        if step.is_collective:
-            sent[plan.mesh.axis_names[step.axis]] += sent_bytes(step, layout, entry.shape, entry.itemsize, plan.mesh)
-    total = sum(sent.values())
-    if not total:
-        return {"local copies": entry.cost} if entry.cost else {}
-    return {axis: entry.cost * size / total for axis, size in sent.items()}
+def step_split(view: PlanView) -> list[list[Any]]:
+    """[name, cost, text]: the objective split into compute and exposed communication on each axis; the costs add up to it."""
+    rows = [("compute" if view.unit == "microseconds" else "operators", view.compute), *view.exposed.items()]
+    return [[name, rounded(cost), cost_text(cost, view.unit)] for name, cost in rows]
 
 
 def timeline_data(timeline: Timeline, plan: PlanData, program: ShardedProgram | None, graph: GraphData) -> dict[str, Any]:

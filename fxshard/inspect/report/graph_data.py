@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,6 @@ from fxshard.layout.layouts import Layout, placement_str
 from fxshard.layout.redistribution import sent_bytes, walk
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedNode, Redistribution
 
-_PICKED = re.compile(r"(.*)\[(\d+)\]")
 Value = tuple[int, int]
 """(index of a node, index of its output)"""
 
@@ -53,19 +51,20 @@ class GraphData:
         }
 
     def value(self, text: str) -> Value:
-        """The node and output of a value written as ``name`` or ``name[k]``; (-1, 0) if the plan does not know it."""
-        if text in self.plan.picked:
-            node, output = self.plan.picked[text]
-            return self.nodes.get(node, -1), output
-        found = None if text in self.nodes else _PICKED.fullmatch(text)
-        return (self.nodes.get(found[1], -1), int(found[2])) if found else (self.nodes.get(text, -1), 0)
+        """The node and output of a redistributed value; (-1, 0) if the plan does not know it."""
+        node, output = self.plan.picked.get(text, (text, 0))
+        return self.nodes.get(node, -1), output
+
+    def _operands(self, node: PlannedNode) -> list[Value]:
+        made, count = self.plan.reads.get(node.name, ()), len(node.spec.inputs)
+        if len(made) != count:
+            return [(-1, 0)] * count
+        return [(self.nodes.get(name, -1), k) for name, k in zip(made, self.plan.results.get(node.name, (0,) * count), strict=False)]
 
     def _node(self, node: PlannedNode, backward: bool, path: str) -> list[Any]:
         """[name, user's name, kind or "", operator, module, in the backward, outputs, operands, cost, line]."""
         line = self.plan.lines.get(node.name) or self.plan.lines.get(node.name.removesuffix(AGAIN), "")
-        reads = self.plan.reads.get(node.name, ())
         outputs = node.spec.outputs if len(node.spec.outputs) == len(node.shapes) else ()  # what is not a tensor has no shape
-        values = map(self.value, reads) if len(reads) == len(node.spec.inputs) else [(-1, 0)] * len(node.spec.inputs)
         return [
             node.name,
             self.plan.called(node.name),
@@ -74,7 +73,7 @@ class GraphData:
             self.modules(path),
             int(backward),
             [self._tensor(*one) for one in zip(node.shapes, outputs, node.dtypes, strict=False)],
-            [[*value, self.layouts(layout)] for value, layout in zip(values, node.spec.inputs, strict=True)],
+            [[*value, self.layouts(layout)] for value, layout in zip(self._operands(node), node.spec.inputs, strict=True)],
             rounded(node.compute),
             self.lines(line),
         ]
@@ -115,12 +114,12 @@ def backward_nodes(plan: PlanData) -> set[str]:
     last = plan.nodes[-1].name
     ends = plan.reads.get(last, ())
     kept = [value for value, end in zip(ends, plan.outputs, strict=False) if end.kind != "gradient"]
-    todo, forward = [_node_of(value) for value in kept], {last}
+    todo, forward = list(kept), {last}
     while todo:
         node = todo.pop()
         if node not in forward:
             forward.add(node)
-            todo += map(_node_of, plan.reads.get(node, ()))
+            todo += plan.reads.get(node, ())
     forward |= {name for name, kind in plan.kinds.items() if kind != "tangent"}
     return {n.name for n in plan.nodes} - forward
 
@@ -134,15 +133,11 @@ def module_of_nodes(plan: PlanData) -> Mapping[str, str]:
             owned = plan.kinds[node.name] in ("parameter", "buffer")
             found[node.name] = plan.called(node.name).rpartition(".")[0] if owned else ""
             continue
-        path = plan.modules.get(node.name) or plan.modules.get(node.name.removesuffix(AGAIN))
+        place = plan.places.get(node.name) or plan.places.get(node.name.removesuffix(AGAIN))
+        path = None if place is None else place.module
         if path is None and node.op != "output":
-            read = [name for value in plan.reads.get(node.name, ()) if (name := _node_of(value)) not in plan.kinds]
+            read = [name for name in plan.reads.get(node.name, ()) if name not in plan.kinds]
             paths = [found[name] for name in read if found.get(name)]
             path = "" if not paths else paths[-1] if len(set(paths)) == 1 and len(paths) == len(read) else paths[-1].rpartition(".")[0]
         found[node.name] = path or ""
     return found
-
-
-def _node_of(value: str) -> str:
-    found = _PICKED.fullmatch(value)
-    return found[1] if found else value

@@ -28,12 +28,13 @@ from fxshard.passes.annotation.packing import packings_of, packs_of
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.named_layouts import PLACED, kept_specs, named_specs
 from fxshard.passes.trace.regions import region_specs
-from fxshard.plans.plan_data import WRITTEN_OUT, Fallbacks, OpSpec
+from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, depends_on, first_broken, sizes_named
 from fxshard.strategies import OpStrategy, call_of, op_strategy
 from fxshard.strategies.engine.engine import created_reductions, passed_reductions
 from fxshard.strategies.engine.packed import Packs
+from fxshard.views.fallbacks import WRITTEN_OUT, Fallbacks
 
 
 @dataclass(frozen=True)

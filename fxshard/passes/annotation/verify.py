@@ -15,8 +15,9 @@ from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, sharded_dim
 from fxshard.layout.redistribution import is_legal, walk
 from fxshard.passes.annotation.annotate import Annotated
-from fxshard.plans.plan_data import NO_RULE, OpSpec, PlannedNode, Redistribution
+from fxshard.plans.plan_data import OpSpec, PlannedNode, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.views.fallbacks import NO_RULE
 
 
 def verify_graph(graph: PlanningGraph) -> None:

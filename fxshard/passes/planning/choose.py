@@ -17,7 +17,6 @@ from fxshard.byte_sizes import exact_size
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
-from fxshard.graph.provenance import module_paths, reads_of
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import Price
@@ -32,7 +31,7 @@ from fxshard.passes.planning.constrain import Condition, Constraints, Equality
 from fxshard.passes.planning.formulate import Formulation, formulate
 from fxshard.passes.planning.redistributions import Specs, hiding, redistributions
 from fxshard.plans.constraints import OBJECTIVES
-from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution, again
+from fxshard.plans.plan_data import Certificate, OpSpec, Place, PlanEnd, PlannedNode, Redistribution, again
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import WeightedSizes
 from fxshard.solver import Budget, Counts, InfeasibleError, LimitedSession, NoPlanError, Session, Solution, Solved, solve_within, warm_up
@@ -212,9 +211,11 @@ def write_plan(
         example_sizes=tuple(WeightedSizes(one.sizes, weight) for weight, one in annotated.samples),
         fallbacks=annotated.fallbacks,
         lines=graph.lines,
+        model=graph.model,
+        places={name: Place(*place) for name, place in graph.places.items() if name in specs},
+        reads={n.name: tuple(producer(o)[0].name for o in read) for n, read in annotated.times.operands.items() if read},
+        results={n.name: found for n, read in annotated.times.operands.items() if any(found := tuple(producer(o)[1] for o in read))},
         picked={m.value: (producer(n)[0].name, producer(n)[1]) for m in moves if is_getitem(n := graph.by_name[m.value])},
-        reads=reads_of(graph),
-        modules=module_paths(graph),
         recomputed=decision.recomputed,
     )
 

@@ -125,7 +125,12 @@ def trace(
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = with_other_names(graph.returned, other_names(model))
     graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, side_effects=effects.found, fixed=effects.fixed)
-    return replace(graph, constants=constants_of(*arguments), returned=returned, unreduced=marks)
+    return replace(graph, constants=constants_of(*arguments), returned=returned, unreduced=marks, model=_name_of(model))
+
+
+def _name_of(model: nn.Module) -> str:
+    """The name of the user's class; "" for a graph, which has none."""
+    return "" if isinstance(model, fx.GraphModule) else type(model).__name__
 
 
 def _check_tensors(model: nn.Module, arguments: tuple[Any, Any]) -> None:

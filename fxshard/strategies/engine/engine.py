@@ -22,13 +22,14 @@ from fxshard.graph.call import Call, TensorMeta
 from fxshard.layout.layouts import REDUCE_OPS, Layout, nested_chunk, parts_of, sharded_dim
 from fxshard.layout.steps import reductions_commute
 from fxshard.mesh.mesh import Mesh
-from fxshard.plans.plan_data import NO_RULE, OpSpec
+from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies.engine.conversion import commutes_with_conversion, has_reduction, is_inexact
 from fxshard.strategies.engine.expert_option import MATRICES, NAME, TOKENS, by_row, own_option
 from fxshard.strategies.engine.factors import Factors, Linear, is_one, known_equal, replicate_all, resolve
 from fxshard.strategies.engine.packed import Packs
 from fxshard.strategies.engine.registered_sharding import options_from, sharding_function
 from fxshard.strategies.engine.registry import has_rule, lookup, on_change
+from fxshard.views.fallbacks import NO_RULE
 
 
 @dataclass(frozen=True)

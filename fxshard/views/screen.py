@@ -1,0 +1,245 @@
+"""The screen: a plan or a program in one view. ``print(plan)``, ``fxshard plan``, ``fxshard inspect`` and the demo all say it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from fxshard.byte_sizes import size_text
+from fxshard.errors import count_text
+from fxshard.text_table import fitted, labelled, listed
+from fxshard.views.fallbacks import by_cause
+from fxshard.views.plan_view import Collective, Fields, PlanView, Where
+from fxshard.views.reasons import module_of, reason, where
+from fxshard.views.words import NAMES_WIDTH, alike, cost_text, layout_words, merged_names, pattern, placements, shape_text, time_text
+
+COSTLIEST, LAYOUTS = 5, 16
+"""Number of collectives, and at most so many rows of layouts, on the screen."""
+
+INDENT, NAMES = 10, 60
+"""Spaces before a reason, and characters of a list of modules."""
+
+
+def screen(view: PlanView, program: Fields | None = None) -> str:
+    """Model, mesh, objective and gap, time of a step, memory, layouts by module, the costliest collectives and why they are there;
+    of a ``program`` also its graphs, inputs, outputs, dynamic sizes and guards."""
+    parts = [labelled(head(view, program)), layouts(view, LAYOUTS), costliest(view)]
+    parts += [] if program is None else program_parts(view, program)
+    parts += [fitted(found, (heading, "reason"), same=False) for heading, found in by_cause(view.fallbacks).items()]
+    return "\n\n".join(part for part in parts if part)
+
+
+def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]:
+    """(label, text) of everything that is one line."""
+    rows = [("model", model_text(view)), ("mesh", f"{view.mesh_text}, {view.devices} devices ({view.hardware})")]
+    rows.append(("objective", proof_text(view)))
+    rows += [("priced", mean_text(view))] if view.fields.get("example_sizes") else []
+    rows += [("step", step_text(view))] if not view.partial and view.objective else []
+    rows += [("beside compute", hidden_text(view))] if view.hidden else []
+    if view.memory or view.memory_limit is not None:
+        rows.append(("memory", memory_text(view)))
+    for label, names in view.repeated.items():
+        rows.append((label, f"{listed(merged_names(names), NAMES_WIDTH)}, again in the backward"))
+    rows += [("packed", text) for text in packed_texts(view)]
+    blocks = [row["block"] for row in view.fields.get("recomputed", ())]
+    rows += [("computed again", f"{count_text(len(blocks), 'block')}: {listed(merged_names(blocks), NAMES_WIDTH)}")] if blocks else []
+    return rows + ([("local graphs", graphs_text(program))] if program is not None else [])
+
+
+def model_text(view: PlanView) -> str:
+    """Name, parameters and passes of the model."""
+    sizes = [math.prod(view.nodes[node]["shapes"][0]) for node in _tensors(view)]
+    name = f"{view.fields['model']}, " if view.fields.get("model") else ""
+    held = f"{_many(sum(sizes))} parameters in {count_text(len(sizes), 'tensor')}, " if sizes else ""
+    purpose = "forward and backward" if view.train else "forward"
+    return f"{name}{held}{purpose}, {count_text(len(view.nodes), 'node')}"
+
+
+def _tensors(view: PlanView) -> list[str]:
+    """The nodes of the parameters whose shape is known."""
+    return [node for node, (kind, _) in view.inputs.items() if kind == "parameter" and view.nodes.get(node, {}).get("shapes")]
+
+
+def _many(count: int) -> str:
+    """``8.03 billion``, ``459,000``."""
+    for word, size in (("billion", 10**9), ("million", 10**6)):
+        if count >= size:
+            return f"{count / size:.3g} {word}"
+    return f"{count:,}"
+
+
+def proof_text(view: PlanView) -> str:
+    """Objective, lower bound and gap, and whether the search was cut short."""
+    if view.partial:
+        return "none: a partial plan is a set of pins"
+    if not view.gap and not view.cut:
+        among = "" if view.memory_limit is None else ", of all plans within the limit"
+        return f"{cost_text(view.objective, view.unit)}, proven optimal (gap 0){among}"
+    cut = ", cut short by its time or work limit" if view.cut else ""
+    return f"{cost_text(view.objective, view.unit)}, lower bound {cost_text(view.lower_bound, view.unit)}, gap {view.gap:.3%}{cut}"
+
+
+def mean_text(view: PlanView) -> str:
+    """The sizes over which the objective is averaged: ``the mean of 0.7 at batch=8 and 0.3 at batch=64``."""
+    some = [(", ".join(f"{name}={size}" for name, size in one["sizes"].items()), one["weight"]) for one in view.fields["example_sizes"]]
+    if len(some) == 1:
+        return f"at {some[0][0]}"
+    texts = [f"{weight:.4g} at {sizes}" for sizes, weight in some]
+    return f"the mean of {', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def step_text(view: PlanView) -> str:
+    """The objective, split into compute and exposed communication by axis; or the bytes by axis, if it is bytes."""
+    if view.unit == "bytes":
+        sent = {axis: sum(c.bytes for c in view.collectives if c.axis == axis) for axis in view.axes}
+        return f"each rank sends {', '.join(f'{size_text(size)} on {axis}' for axis, size in sent.items())}"
+    exposed = math.fsum(view.exposed.values())
+    by_axis = ", ".join(f"{time_text(time)} on {axis}" for axis, time in view.exposed.items() if time)
+    told = f"exposed communication {time_text(exposed)} ({exposed / view.objective:.1%})" if exposed else "no exposed communication"
+    own = f", with the collectives of operators on {' and '.join(view.own_axes)}" if view.own_axes else ""
+    return f"compute {time_text(view.compute)}{own}; {told}{f': {by_axis}' if by_axis else ''}"
+
+
+def hidden_text(view: PlanView) -> str:
+    """The hidden communication, in words."""
+    times = " and ".join(f"{time_text(time)} of {kind}" for kind, time in view.hidden.items())
+    return f"assumes {times} hidden behind compute"
+
+
+def memory_text(view: PlanView) -> str:
+    """The peak, the limit, and the bytes of each kind, the largest first."""
+    limit = "" if view.memory_limit is None else f" of {size_text(view.memory_limit)}"
+    kinds = ", ".join(f"{kind} {size_text(size)}" for kind, size in sorted(view.memory.items(), key=lambda one: -one[1]) if size)
+    sizes = ", ".join(f"{name}={size}" for name, size in view.fields.get("memory_sizes", {}).items())
+    at = f"{limit} a device at its peak{f', at {sizes}' if sizes else ''}"
+    return f"{size_text(sum(view.memory.values()))}{at}{f': {kinds}' if kinds else ''}"
+
+
+def packed_texts(view: PlanView) -> list[str]:
+    """For each way to pack parameters, what it means and which have it."""
+    found: dict[str, list[str]] = {}
+    for node, (kind, name) in view.inputs.items():
+        outputs = view.nodes[node]["outputs"] if kind == "parameter" and node in view.nodes else []
+        for one in dict.fromkeys(placements(outputs[0])) if outputs else ():
+            dim = re.fullmatch(r"S\((\d+):[\d+]+\)", one)
+            if dim is not None:
+                found.setdefault(f"{one} shards each part of dim {dim[1]} by itself", []).append(name)
+    return [f"{meaning}: {listed(merged_names(names), NAMES_WIDTH)}" for meaning, names in found.items()]
+
+
+def layouts(view: PlanView, most: int | None = None) -> str:
+    """One line per layout of a module's parameters, alike layers and siblings together, then inputs and outputs.
+
+    ``most``: number of lines of parameters; the rest are counted.
+    """
+    rows = _parameters(view)
+    rest = 0 if most is None or len(rows) <= most else len(rows) - most + 1
+    told: list[tuple[str, object, str, str]] = [(*row[:3], size_text(row[3])) for row in (rows[:-rest] if rest else rows)]
+    told += [(f"and {rest} lines more (--params)", sum(row[1] for row in rows[-rest:]), "", "")] if rest else []
+    told += [(name, "", layout, "") for name, layout in _ends(view)]
+    return fitted(told, ("parameters", "count", "layout", "bytes"), same=False) if told else ""
+
+
+def _parameters(view: PlanView) -> list[tuple[str, int, str, int]]:
+    """(names, their number, the layout in words, bytes of all of them together, whole)."""
+    held: dict[str, list[str]] = {}
+    for node in (node for node, (kind, _) in view.inputs.items() if kind == "parameter" and view.nodes.get(node, {}).get("outputs")):
+        held.setdefault(module_of(view.inputs[node][1]), []).append(node)
+    groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for module, nodes in held.items():
+        for node in nodes:
+            name, layout = view.inputs[node][1], view.nodes[node]["outputs"][0]
+            said = module if len(nodes) == 1 and name == f"{module}.weight" else name
+            groups.setdefault((pattern(said.rpartition(".")[0]), layout), []).append((said, whole_bytes(view.nodes[node])))
+    return [
+        (listed(alike(name for name, _ in found), NAMES), len(found), layout_words(layout, list(view.axes)), sum(size for _, size in found))
+        for (_, layout), found in groups.items()
+    ]
+
+
+_ITEMSIZE = re.compile(r"\d+")
+
+
+def whole_bytes(node: Fields) -> int:
+    """Bytes of a node's first output, whole; 0 if its shape is unknown."""
+    if not node.get("shapes"):
+        return 0
+    bits = _ITEMSIZE.search(node["dtypes"][0])
+    return int(math.prod(node["shapes"][0])) * (int(bits[0]) // 8 if bits is not None else 1)
+
+
+def _ends(view: PlanView) -> list[tuple[str, str]]:
+    """(name, layout) of the inputs of a call and of its outputs."""
+    axes = list(view.axes)
+    ins = [(name, view.nodes[node]["outputs"]) for node, (kind, name) in view.inputs.items() if kind == "input" and node in view.nodes]
+    rows = [(f"input {name}", layout_words(outputs[0], axes)) for name, outputs in ins if outputs]
+    read = view.nodes["output"]["inputs"] if "output" in view.nodes else []
+    outs = zip(view.outputs, read, strict=False)
+    return rows + [(f"output {name}", layout_words(layout, axes)) for (kind, name), layout in outs if kind == "output"]
+
+
+def costliest(view: PlanView, most: int = COSTLIEST) -> str:
+    """The collectives that cost most, those of alike layers together, with their module and the reason."""
+    if not view.collectives:
+        return "no collectives" if not view.partial else ""
+    groups = grouped(view)
+    rows = [_row(view, found) for found in groups[:most]]
+    table = fitted(rows, ("together", "collective", "each", "where"), same=False).splitlines()
+    reasons = [f"{' ' * INDENT}{reason(view, found[0])}" for found in groups[:most]]
+    lines = table[:2] + [text for pair in zip(table[2:], reasons, strict=True) for text in pair]
+    rest = [c for found in groups[most:] for c in found]
+    lines += [f"and {len(rest)} more (--collectives): {_cost(view, rest)}"] if rest else []
+    head = f"{count_text(len(view.collectives), 'collective')}, {size_text(sum(c.bytes for c in view.collectives))} sent by each rank"
+    return "\n".join([f"{head}; the costliest:" if rest else head, *lines])
+
+
+def _row(view: PlanView, found: Sequence[Collective]) -> tuple[str, str, str, str]:
+    first, places = found[0], [where(view, c) for c in found]
+    count = f"{len(found)} " if len(found) > 1 else ""
+    backward = ", backward" if places[0].backward and view.train else ""
+    named = listed(alike(place.module or "the model itself" for place in places), NAMES) + backward
+    return _cost(view, found), f"{count}{first.kind} on {first.axis}", size_text(first.bytes), named
+
+
+def _cost(view: PlanView, found: Iterable[Collective]) -> str:
+    """The cost of collectives together; what is hidden is said beside it."""
+    every = list(found)
+    cost, hidden = math.fsum(c.cost for c in every), math.fsum(c.hidden for c in every)
+    if all(c.own for c in every) and every:
+        return "in compute"
+    return cost_text(cost, view.unit) + (f" + {time_text(hidden)} hidden" if hidden else "")
+
+
+def grouped(view: PlanView) -> list[list[Collective]]:
+    """The collectives, those of alike layers with the same size and reason together; the costliest first, hidden ones by what they hide."""
+    groups: dict[Any, list[Collective]] = {}
+    for c in view.collectives:
+        place = where(view, c)
+        key = c.kind, c.axis, c.bytes, reason(view, c), place.backward, pattern(Where(*place).module.rpartition(".")[0])
+        groups.setdefault(key, []).append(c)
+    return sorted(groups.values(), key=lambda found: [-math.fsum(c.cost for c in found), -sum(c.bytes for c in found)])
+
+
+def graphs_text(program: Fields) -> str:
+    """The number of local graphs, and which ranks share one."""
+    if program["size_classes"] > 1:
+        return f"{program['size_classes']}, one per size class"
+    return "1, for all ranks" if program.get("by_rank") else "1, shards are even"
+
+
+def program_parts(view: PlanView, program: Fields) -> list[str]:
+    """Tables of a program's inputs and outputs, dynamic sizes, and guards."""
+    ends = [end for end in (*program["inputs"], *program["outputs"]) if end["kind"] != "parameter"]
+    rows = [(e["kind"], e["name"], layout_words(e["layout"], list(view.axes)), shape_text(e["shape"])) for e in ends]
+    sizes = [(s["name"], ", ".join(f"dim {d} of {path}" for path, d in s["places"]), s["served"], s["example"]) for s in program["sizes"]]
+    guards = [(guard["condition"], guard["where"]) for guard in program["guards"]]
+    tables = (
+        (rows, ("kind", "name", "layout", "shape")),
+        (sizes, ("size", "of", "served", "in the tables")),
+        (guards, ("taken for granted", "by")),
+    )
+    return [tabulate(found, headers=headers, disable_numparse=True) for found, headers in tables if found]
