@@ -57,18 +57,21 @@ def _choice(answer: Explanation, choice: Choice) -> dict[str, Any]:
 def costliest(plan: PlanData, count: int) -> list[str]:
     """The names of the ``count`` parameters and nodes with the highest cost, of values that are alike in several layers only the first.
 
-    Counts a node's compute, the redistributions of its value (hidden ones too), and for a parameter those of its gradient.
+    Counts a node's compute and the redistributions of its value, hidden ones too. Those of nodes that read a parameter, and of its
+    gradient, count for the parameter, whose layout decides about them.
     """
     costs: dict[str, float] = defaultdict(float)
+    kinds = plan.kinds
+    owner = {node: next((name for name in read if kinds.get(name) == "parameter"), node) for node, read in plan.reads.items()}
     for node in plan.nodes:
-        costs[node.name] += node.compute
+        costs[owner.get(node.name, node.name)] += node.compute
     gradients = {k: end.name for k, end in enumerate(plan.outputs) if end.kind == "gradient"}
     inputs = {end.name: end.node for end in plan.inputs}
     last = plan.nodes[-1].name if plan.nodes else ""
     for entry in plan.redistributions:
         value = plan.picked.get(entry.value, (entry.value, 0))[0]
         names = [gradients[k] for node, k in entry.readers if node == last and k in gradients]
-        costs[inputs.get(names[0], value) if names else value] += entry.cost + entry.hidden
+        costs[inputs.get(names[0], value) if names else owner.get(value, value)] += entry.cost + entry.hidden
     return _first_of_alike(plan, costs, count)
 
 
