@@ -80,7 +80,7 @@ R.makeKeys = () => {
   dialog.append(R.el("h3", {}, "Keyboard"), R.facts(R.KEYS.map(([key, text]) => [R.el("kbd", {}, key), text])), R.el("button", { onclick: () => dialog.close() }, "Close"));
   R.get("help").addEventListener("click", () => dialog.showModal());
   document.addEventListener("keydown", (e) => {
-    if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches("input, textarea, select")) return;
+    if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches("input:not([type=checkbox]), textarea, select")) return;
     if (/^[1-6]$/.test(e.key)) R.open(R.ORDER[Number(e.key) - 1]);
     else if (e.key === "/") R.get("search").focus();
     else if (e.key === "Escape" && !dialog.open) R.unchoose();
