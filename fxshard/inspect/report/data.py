@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +16,12 @@ from fxshard.plans.explanation import Explanation
 from fxshard.plans.plan_data import PlanData
 from fxshard.plans.plan_text import view_of
 from fxshard.program.sharded_program import ShardedProgram
+from fxshard.text_table import listed
 from fxshard.timeline import DEVICE, Event, Timeline
-from fxshard.views.plan_view import PlanView
-from fxshard.views.screen import head
-from fxshard.views.words import cost_text
+from fxshard.views.plan_view import Collective, PlanView
+from fxshard.views.reasons import reason, where
+from fxshard.views.screen import COSTLIEST, NAMES, grouped, head
+from fxshard.views.words import alike, cost_text
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def report_data(subject: Subject, parts: Parts) -> dict[str, Any]:
         "facts": [list(row) for row in head(view)],
         "split": step_split(view),
         "memory": {"kinds": dict(plan.memory), "limit": plan.memory_limit},
+        "costliest": [_alike(view, found, graph) for found in grouped(view)[:COSTLIEST]],
         "traffic": [list(row.values()) for row in to_json(subject)["traffic"]],
         "graph": graph.to_json(),
         "answers": answers_data(parts.answers, graph),
@@ -66,6 +70,23 @@ def step_split(view: PlanView) -> list[list[Any]]:
     """[name, cost, text]: the objective split into compute and exposed communication on each axis; the costs add up to it."""
     rows = [("compute" if view.unit == "microseconds" else "operators", view.compute), *view.exposed.items()]
     return [[name, rounded(cost), cost_text(cost, view.unit)] for name, cost in rows]
+
+
+def _alike(view: PlanView, found: list[Collective], graph: GraphData) -> dict[str, Any]:
+    """Collectives that are alike in several layers, as on the screen: their cost together, one's bytes, where they are and why."""
+    first, places = found[0], [where(view, c) for c in found]
+    cost, hidden = math.fsum(c.cost for c in found), math.fsum(c.hidden for c in found)
+    names = listed(alike(place.module or "the model itself" for place in places), NAMES)
+    return {
+        "cost": "in compute" if first.own else cost_text(cost, view.unit) + (f" + {cost_text(hidden, view.unit)} hidden" if hidden else ""),
+        "count": len(found),
+        "kind": first.kind,
+        "axis": first.axis,
+        "bytes": first.bytes,
+        "where": names + (", backward" if places[0].backward and view.train else ""),
+        "why": reason(view, first),
+        "node": graph.value(first.value)[0],
+    }
 
 
 def timeline_data(timeline: Timeline, plan: PlanData, program: ShardedProgram | None, graph: GraphData) -> dict[str, Any]:

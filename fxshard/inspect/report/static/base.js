@@ -2,8 +2,9 @@
 // R: the report. This file unpacks the data, and has what all panes use: elements, numbers as text, colours, tips.
 const R = { panes: {}, chosen: null, tab: null };
 
-// Okabe and Ito's colours, which people with the common kinds of colour blindness tell apart; grey stands for replicated and for the rest.
-R.PALETTE = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442"];
+// Okabe and Ito's colours, then some of Tol's: people with the common kinds of colour blindness tell them apart. Grey stands for replicated
+// and for the rest; wherever a colour means a layout, its text stands beside it.
+R.PALETTE = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#882255", "#44AA99", "#999933", "#332288"];
 R.GREY = "#8b929a";
 R.MOVE = "#D55E00";
 // Samples of viridis, which grows in lightness: it reads in grey too.

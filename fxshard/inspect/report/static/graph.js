@@ -34,6 +34,11 @@ R.sizeOf = (item) => {
 };
 
 R.labelOf = (item) => {
+  const [first, second] = R.ownLabel(item);
+  return [first, item.more ? `${second}, read by ${item.more} more` : second];
+};
+
+R.ownLabel = (item) => {
   if (item.module) return [`${item.module.name}`, R.moduleText(item.module, item.nodes)];
   const node = item.node;
   const out = node.outs[0];
@@ -202,13 +207,21 @@ R.toggle = (path) => {
     R.drawGraph(false);
     return;
   }
-  const anchor = R.drawn.g.node(`m:${path}`);
   view.open.add(path);
   view.focus = `m:${path}`;
   R.drawGraph(false);
-  const first = R.drawn.seen.clusters.find((c) => c.module.path === path);
-  if (anchor && first) R.bringIntoView(R.drawn.g.node(first.id));
-  R.markFocus();
+  R.showFirst(path);
+};
+
+// Brings an open module into view, or at least what comes first in it.
+R.showFirst = (path) => {
+  const { g, seen } = R.drawn, box = R.get("canvas").getBoundingClientRect(), whole = g.node(`m:${path}`);
+  if (whole && whole.width * R.view.scale < box.width && whole.height * R.view.scale < box.height) {
+    R.bringIntoView(whole);
+    return;
+  }
+  const inside = [...seen.items.values()].filter((item) => item.parent === path || item.parent.startsWith(`${path}.`)).map((item) => g.node(item.id));
+  if (inside.length) R.bringIntoView(inside.reduce((a, b) => (b.y < a.y ? b : a)));
 };
 
 R.applyView = () => R.get("world").setAttribute("transform", `translate(${R.view.x},${R.view.y}) scale(${R.view.scale})`);

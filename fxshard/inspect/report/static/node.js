@@ -46,8 +46,7 @@ R.showModule = (path) => {
   for (let at = R.tree.get(path); at; at = at.parent) R.view.open.add(at.path);
   R.view.focus = `m:${path}`;
   R.drawGraph(false);
-  const at = R.drawn.g.node(`m:${path}`);
-  if (at) R.bringIntoView(at);
+  R.showFirst(path);
 };
 
 R.outputs = (node, output) => {

@@ -40,32 +40,12 @@ R.trafficTable = () => {
     R.data.traffic.map(([kind, axis, count, bytes]) => R.el("tr", {}, R.el("td", {}, kind.replaceAll("_", "-")), R.el("td", {}, axis), R.el("td", { class: "number" }, count.toLocaleString("en")), R.el("td", { class: "number" }, R.bytes(bytes)))));
 };
 
-// Redistributions that are alike in several layers are one row.
 R.worst = () => {
-  const groups = new Map();
-  for (const move of R.moves) {
-    if (!move.steps.length || move.node < 0) continue;
-    const node = R.nodes[move.node], where = R.starred(node.kind ? node.user : node.module);
-    const key = [where, node.kind || R.short(node.op), move.source, move.target, R.steps(move), R.why(move).replace(/\d+/g, "*")].join("|");
-    if (!groups.has(key)) groups.set(key, { where, node, move, count: 0, cost: 0, sent: 0 });
-    const group = groups.get(key);
-    group.count += 1;
-    group.cost += move.cost;
-    group.sent += move.sent;
-  }
-  const rows = [...groups.values()].sort((a, b) => b.cost - a.cost || b.sent - a.sent).slice(0, 5);
-  if (!rows.length) return R.el("p", { class: "quiet" }, "nothing is communicated");
-  return R.el("table", { class: "rows" }, R.el("tr", {}, ["value", "times", "cost", "sent", "collective", "why"].map((t, k) => R.el("th", { class: k && k < 4 ? "number" : "" }, t))),
-    rows.map((g) => R.el("tr", {}, R.el("td", {}, R.nodeLink(g.node.k, g.node.kind ? g.where : `${g.where || "model"} (${R.short(g.node.op)})`)), R.el("td", { class: "number" }, g.count), R.el("td", { class: "number" }, R.cost(g.cost)),
-      R.el("td", { class: "number" }, R.bytes(g.sent)), R.el("td", {}, R.steps(g.move)), R.el("td", {}, R.why(g.move)))));
-};
-
-R.why = (move) => {
-  const [first] = move.readers;
-  const reader = first ? R.readerName(...first) : "the backward";
-  const who = first && first[0] >= 0 && R.nodes[first[0]].op !== "output" && !R.nodes[first[0]].kind ? R.short(R.nodes[first[0]].op) : reader;
-  const more = move.readers.length > 1 ? ` and ${move.readers.length - 1} more` : "";
-  return `given as ${R.layoutText[move.source]}, read by ${who}${more} as ${R.layoutText[move.target]}`;
+  if (!R.data.costliest.length) return R.el("p", { class: "quiet" }, "nothing is communicated");
+  const head = ["cost", "times", "collective", "each", "where", "why"].map((t, k) => R.el("th", { class: k < 2 || k === 3 ? "number" : "" }, t));
+  return R.el("table", { class: "rows" }, R.el("tr", {}, head), R.data.costliest.map((g) => R.el("tr", {},
+    R.el("td", { class: "number" }, g.cost), R.el("td", { class: "number" }, g.count), R.el("td", {}, `${g.kind.replaceAll("_", "-")} on ${g.axis}`),
+    R.el("td", { class: "number" }, R.bytes(g.bytes)), R.el("td", {}, R.nodeLink(g.node, g.where)), R.el("td", {}, g.why))));
 };
 
 R.layoutsTable = () => {

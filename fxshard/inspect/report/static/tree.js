@@ -75,10 +75,10 @@ R.visible = (open, half) => {
     }
   };
   walk(R.tree.get(""));
-  return { items, clusters, edges: R.edgesBetween(itemOf, half) };
+  return R.withoutFans({ items, clusters, edges: R.edgesBetween(itemOf) });
 };
 
-R.edgesBetween = (itemOf, half) => {
+R.edgesBetween = (itemOf) => {
   const edges = new Map();
   for (const node of R.nodes) {
     const to = itemOf.get(node.k);
@@ -95,6 +95,18 @@ R.edgesBetween = (itemOf, half) => {
     });
   }
   return [...edges.values()];
+};
+
+// What many items read, such as a mask, would fill the drawing with edges: only the first of them are drawn, the item says how many more.
+R.FAN = 4;
+R.withoutFans = (seen) => {
+  const read = new Map();
+  seen.edges = seen.edges.filter((edge) => {
+    read.set(edge.from, (read.get(edge.from) || 0) + 1);
+    return read.get(edge.from) <= R.FAN;
+  });
+  read.forEach((count, id) => { seen.items.get(id).more = Math.max(0, count - R.FAN); });
+  return seen;
 };
 
 R.costOf = (nodes) => nodes.reduce((sum, n) => sum + n.cost + n.moved, 0);
