@@ -114,7 +114,7 @@ R.tensorPanel = (shape, cuts, blocks, colours, hover, rowDim, colDim, others, fi
   const rows = R.segments(shape, cuts, rowDim), cols = R.segments(shape, cuts, colDim);
   const [sizeR, sizeC] = [rowDim === null ? 1 : shape[rowDim], colDim === null ? 1 : shape[colDim]];
   const ratio = rowDim === null ? 0.16 : Math.max(0.45, Math.min(1.5, Math.sqrt(sizeR / sizeC)));
-  const width = small ? 120 : ratio > 1 ? 220 : 260, height = width * ratio, left = 34, top = 16;
+  const width = small ? 120 : ratio > 1 ? 200 : 230, height = width * ratio, left = 34, top = 16;
   const svg = R.svg("svg", { width: width + left + 2, height: height + top + 4, class: "tensor" });
   svg.append(R.svg("text", { x: left + width / 2, y: 11, class: "axis" }, colDim === null ? "scalar" : `dim ${colDim}: ${shape[colDim]}`));
   if (rowDim !== null) svg.append(R.svg("text", { x: 0, y: 0, class: "axis", transform: `translate(12,${top + height / 2}) rotate(-90)` }, `dim ${rowDim}: ${shape[rowDim]}`));
@@ -146,7 +146,7 @@ R.meshPanels = (cuts, colours, hover) => {
   const shape = R.data.mesh.shape, n = shape.length, size = R.meshSize();
   if (size > 4096) return R.el("p", { class: "quiet" }, `${size} devices are too many to draw.`);
   const cols = shape[n - 1], rows = n > 1 ? shape[n - 2] : 1, count = size / (rows * cols);
-  const cell = Math.max(7, Math.min(34, 250 / cols)), panels = R.el("div", { class: "panels" });
+  const cell = Math.max(7, Math.min(34, 190 / cols)), panels = R.el("div", { class: "panels" });
   for (let panel = 0; panel < count; panel += 1) {
     const place = R.coordinate(panel * rows * cols);
     const svg = R.svg("svg", { width: cols * cell + 22, height: rows * cell + 18, class: "mesh" });

@@ -40,7 +40,7 @@ R.parameterRows = (merge) => {
 };
 
 R.moveRows = () => R.moves.filter((m) => m.steps.length).map((m) => ({
-  k: m.node, name: m.node < 0 ? "?" : R.nodes[m.node].user, from: R.layoutText[m.source], to: R.layoutText[m.target], steps: R.steps(m), sent: m.sent,
+  k: m.node, name: R.nameOf(m.node, "?"), from: R.layoutText[m.source], to: R.layoutText[m.target], steps: R.steps(m), sent: m.sent,
   cost: m.cost, hidden: m.hidden, readers: m.readers.map(([node, operand]) => R.readerName(node, operand)).join(", "),
   half: m.readers.every(([node]) => node >= 0 && (R.nodes[node].back || R.nodes[node].op === "output")) ? "backward" : "forward",
 }));

@@ -38,8 +38,11 @@ R.panes.timeline = {
   redraw: () => R.timePlot && R.makeTimeline(),
 };
 
+// A node by its name and module; a parameter's name says its module.
+R.nameOf = (k, otherwise) => (k < 0 ? otherwise : R.nodes[k].kind || !R.nodes[k].module ? R.nodes[k].user : `${R.nodes[k].user} in ${R.nodes[k].module}`);
+
 R.eventRows = () => R.data.timeline.events.map(([name, operator, lane, start, takes, waits, node]) => ({
-  k: node, operator: R.data.timeline.operators[operator].replace(/^aten\./, ""), of: node >= 0 ? R.nodes[node].user : R.data.timeline.names[name],
+  k: node, operator: R.data.timeline.operators[operator].replace(/^aten\./, ""), of: R.nameOf(node, R.data.timeline.names[name]),
   lane: R.data.timeline.lanes[lane], start, takes, waits,
 }));
 
@@ -91,6 +94,7 @@ R.drawLanes = (u) => {
     for (const [, operator, , start, length, waited] of events) {
       if (start + length < min || start > max) continue;
       const left = x(start), right = x(start + length);
+      if (lane && waited) R.drawWait(ctx, x(start + length - waited), right, y(0) + pad, height - 2 * pad);
       if (right < drawn + 0.5) continue; // under what is drawn already
       const width = Math.max(0.7, right - left);
       ctx.fillStyle = lane ? R.KIND_COLOURS[t.operators[operator]] || R.GREY : R.COMPUTE;
@@ -100,7 +104,6 @@ R.drawLanes = (u) => {
         ctx.fillRect(right - 0.6, y(lane) + pad, 0.6, height - 2 * pad);
       }
       drawn = left + width;
-      if (lane && waited) R.drawWait(ctx, x(start + length - waited), right, y(0) + pad, height - 2 * pad);
     }
   });
   ctx.restore();
@@ -135,7 +138,7 @@ R.eventTip = (event) => {
   const t = R.data.timeline, [name, operator, lane, start, length, waited, node] = event;
   return [
     R.el("b", {}, `${t.operators[operator]}${lane ? ` on ${t.lanes[lane]}` : ""}`),
-    R.el("div", {}, node >= 0 ? `${lane ? "of " : ""}${R.nodes[node].user}${R.nodes[node].module && !R.nodes[node].kind ? ` in ${R.nodes[node].module}` : ""}` : t.names[name]),
+    R.el("div", {}, `${lane ? "of " : ""}${R.nameOf(node, t.names[name])}`),
     R.el("div", {}, `${R.time(start)} to ${R.time(start + length)}: ${R.time(length)}${waited ? `; the device waits ${R.time(waited)}` : ""}`),
   ];
 };
