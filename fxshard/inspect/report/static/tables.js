@@ -70,7 +70,7 @@ R.table = (pane, rows, columns, sort, extra) => {
   };
   pane.append(R.el("div", { class: "bar" }, filter, extra, count), place);
   const table = new Tabulator(place, {
-    data: rows, columns, layout: "fitColumns", height: "100%", initialSort: sort, placeholder: "nothing matches", renderVerticalBuffer: 300,
+    data: rows, columns, columnDefaults: { tooltip: true }, layout: "fitColumns", height: "100%", initialSort: sort, placeholder: "nothing matches", renderVerticalBuffer: 300,
     rowFormatter: (row) => row.getElement().classList.toggle("chosen", R.chosen !== null && row.getData().k === R.chosen),
   });
   table.on("rowClick", (event, row) => row.getData().k >= 0 && R.choose(row.getData().k));
@@ -111,7 +111,7 @@ R.panes.communication = {
       R.number("Cost", "cost", R.cost),
       R.number("Hidden", "hidden", (us) => (us ? R.time(us) : "")),
       { title: "For", field: "readers", widthGrow: 2, minWidth: 160 },
-    ], [{ column: "cost", dir: "desc" }]);
+    ].map((c) => (c.field === "sent" ? { ...c, width: 140 } : c)), [{ column: "cost", dir: "desc" }]);
   },
   show: () => R.communication.redraw(true),
 };
