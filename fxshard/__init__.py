@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fxshard.api import diff, export, load, local_batch, lower, parallelize, plan, simulate
     from fxshard.cost.optimizer_state import Optimizer
     from fxshard.errors import FxshardError
+    from fxshard.inspect.picture import visualize
     from fxshard.layout.layouts import Layout
     from fxshard.mesh.hardware import Hardware, Link
     from fxshard.mesh.mesh import Mesh
@@ -76,6 +77,7 @@ _HOME = {
     "OpSpec": "fxshard.plans.plan_data",
     "ShardingPlan": "fxshard.plans.sharding_plan",
     "register_rule": "fxshard.strategies.engine.user_rules",
+    "visualize": "fxshard.inspect.picture",
 }
 _MODULES = ("testing", "inspect", "errors")
 
@@ -119,6 +121,7 @@ __all__ = [
     "save_checkpoint",
     "save_report",
     "simulate",
+    "visualize",
 ]
 
 

@@ -10,10 +10,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
-
-import torch
 
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, atomic_file, parse_json, read_start, write_json
@@ -95,8 +94,8 @@ def _hash_file(path: Path) -> str:
 
 
 def torch_version() -> str:
-    """``2.13``: a program can only be read with the minor version of torch that wrote it."""
-    return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
+    """``2.13``: a program can only be read with the minor version of torch that wrote it. Its metadata says it without an import."""
+    return ".".join(version("torch").split("+")[0].split(".")[:2])
 
 
 class Container:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from fxshard.cli.commands import add_command
 from fxshard.cli.exit_codes import ended
 from fxshard.errors import OptionError
 
@@ -16,7 +18,8 @@ SAMPLES_HELP = "a Python file and a function in it that returns a list of argume
 
 def add_check_op(commands: Any) -> None:
     """Adds the command to ``commands``, the subparsers of ``fxshard``."""
-    check = commands.add_parser("check-op", help="check the rule of an operator against the operator itself, or find one")
+    about = "check the rule of an operator against the operator itself, or find one"
+    check = add_command(commands, "check-op", about, "fxshard check-op aten.mm.default", json="the verdict, or the rule that was found")
     check.add_argument("op", metavar="OP", help="for example aten.mm.default, or mylib::op")
     check.add_argument("--sample", metavar="FILE.py:FUNCTION", help=SAMPLES_HELP)
     check.add_argument("--samples", type=int, default=8, metavar="N", help="how many of torch's own samples to use (default: 8)")
@@ -39,11 +42,18 @@ def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
     samples = _samples(options)
     name = oracle.qualified(options.op)
     if not has_rule(name) and sharding_function(name) is None:
-        print(oracle.report_rule(oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)))
+        rule = oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)
+        print(_as_json(rule) if options.json else oracle.report_rule(rule))
         return 0
     verdict = oracle.check_op(name, _noted(_watched(samples, f"checking {name}"), note), options.budget)
-    print(oracle.report(verdict))
+    print(_as_json(verdict) if options.json else oracle.report(verdict))
     return 1 if verdict.wrong else 0
+
+
+def _as_json(found: Any) -> str:
+    from fxshard.cli.plain import plain
+
+    return json.dumps(plain(found), indent=1)
 
 
 def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from fxshard.errors import FxshardError
 
 USER_ERROR, FAULT = 2, 1
+INTERRUPTED = 130
+"""What shells return after Ctrl-C: 128 and the number of the signal."""
 FAULT_REMEDY = "This is a fault of fxshard: please report it. With FXSHARD_DUMP=some/folder each stage is written there; send that too."
 
 
@@ -21,6 +23,9 @@ def ended(command: Callable[[], int | None]) -> int:
     except FxshardError as error:
         print(error, file=sys.stderr)
         return USER_ERROR
+    except KeyboardInterrupt:
+        print("\ninterrupted; no file was left half written", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         # Whoever reads us (head, less) has seen enough; what Python flushes at exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fxshard.cli.progress import progress
 from fxshard.errors import OptionError
 
 if TYPE_CHECKING:
@@ -36,18 +37,20 @@ def check_html(options: argparse.Namespace) -> None:
         raise OptionError("--alternatives without --html would have no effect", remedy="add --html REPORT.html, or ask with --explain NAME")
 
 
-def write_plan_report(options: argparse.Namespace, plan: ShardingPlan, answers: Sequence[Explanation]) -> None:
-    """Writes the report of a plan that was just made."""
+def write_plan_report(options: argparse.Namespace, plan: ShardingPlan, answers: Sequence[Explanation]) -> bool:
+    """Writes the report of a plan that was just made, if it is asked for; returns whether it was."""
+    if not options.html:
+        return False
     from fxshard.runtime.report import save_report
 
     title = f"{Path(options.model.rpartition(':')[0]).name}:{options.model.rpartition(':')[2]}"
-    save_report(plan, options.html, title=title, answers=answers, alternatives=options.alternatives)
-    print(f"\nwrote {options.html}")
+    with progress("writing the report"):
+        save_report(plan, options.html, title=title, answers=answers, alternatives=options.alternatives)
+    return True
 
 
-def write_file_report(options: argparse.Namespace, subject: Any) -> None:
-    """Writes the report of a plan or program that was read from a file."""
+def write_file_report(file: str, subject: Any, path: str) -> None:
+    """Writes the report of a plan or program that was read from ``file``."""
     from fxshard.runtime.report import save_report
 
-    save_report(subject, options.html, title=Path(options.file).name)
-    print(f"wrote {options.html}")
+    save_report(subject, path, title=Path(file).name)

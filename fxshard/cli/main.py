@@ -1,4 +1,4 @@
-"""The ``fxshard`` command: plan, diff, export, inspect, solve, check-op, calibrate, demo.
+"""The ``fxshard`` command: plan, compare, diff, export, inspect, solve, check-op, calibrate, demo, completion.
 
 ``_parser`` declares the commands; each calls a function here or in a file of its own.
 click and typer would take more lines and start later than argparse: decision 0043.
@@ -13,15 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.check_op import add_check_op
+from fxshard.cli.commands import CommandParser, add_command
+from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
+from fxshard.cli.completion import add_completion
 from fxshard.cli.exit_codes import ended
-from fxshard.cli.html_report import add_html, check_html, write_file_report, write_plan_report
+from fxshard.cli.html_report import add_html, check_html, write_plan_report
+from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
+from fxshard.cli.progress import progress
 from fxshard.cli.words import parse_words
-from fxshard.errors import FileError, OptionError
+from fxshard.errors import OptionError
 from fxshard.mesh.hardware import HARDWARE
 
 if TYPE_CHECKING:
     from fxshard.mesh.mesh import Mesh
+    from fxshard.plans.explanation import Explanation
     from fxshard.plans.sharding_plan import ShardingPlan
 
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
@@ -44,15 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("fxshard", description="Plans how a PyTorch model is sharded over a device mesh, and shows why.")
+    about = "Plans how a PyTorch model is sharded over a device mesh, and shows why."
+    parser = CommandParser("fxshard", description=about, epilog="example:  fxshard plan model.py:training --mesh dp=2,tp=4")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    plan = commands.add_parser("plan", help="decide how a model is sharded, and print what was decided")
+    example = "fxshard plan model.py:training --mesh dp=2,tp=4 --hardware h100 -o plan.json"
+    plan = add_command(commands, "plan", "decide how a model is sharded, and print what was decided", example, json="the plan")
     _add_model(plan)
-    plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
-    kept = "the optimizer whose state is counted as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
-    plan.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
-    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
+    _add_training(plan)
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what all other layouts of a parameter, input or node would cost, or only the given one; may be repeated"
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
@@ -64,12 +69,28 @@ def _parser() -> argparse.ArgumentParser:
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
 
-    diff = commands.add_parser("diff", help="compare two plans: layouts, redistributions, collectives, objective, memory")
+    compare = add_command(
+        commands,
+        "compare",
+        "compare known plans of a model with the one that the solver finds, and say why it is better",
+        "fxshard compare model.py:training --mesh dp=2,tp=4 --hardware h100 --plans auto,fsdp,megatron",
+        json="the figures and sentences",
+    )
+    _add_model(compare)
+    known = "; ".join(f"{name}: {said}" for name, said in PLANS.items())
+    compare.add_argument("--plans", default=DEFAULT, metavar="NAMES", help=f"which, the first against the others (default: all). {known}")
+    _add_training(compare)
+    compare.set_defaults(command=_compare)
+
+    about = "compare two plans: layouts, redistributions, collectives, objective, memory"
+    diff = add_command(commands, "diff", about, "fxshard diff before.json after.json", json="the differences")
     diff.add_argument("before", metavar="A.json", help="a plan")
     diff.add_argument("after", metavar="B.json", help="another")
     diff.set_defaults(command=_diff)
 
-    export = commands.add_parser("export", help="write a sharded program for inference, one file for all ranks")
+    about = "write a sharded program for inference, one file for all ranks"
+    example = "fxshard export model.py:serving --mesh tp=4 -o model.pt2"
+    export = add_command(commands, "export", about, example, json="the program")
     _add_model(export)
     export.add_argument("--plan", metavar="PLAN.json", help="use this plan (default: make one)")
     even_help = "with --dynamic: serve only sizes that the mesh divides evenly, with one graph for all ranks"
@@ -77,20 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
     export.set_defaults(command=_export)
 
-    inspect = commands.add_parser("inspect", help="show a plan or a program; needs no process group")
-    inspect.add_argument("file", help="a file written by fxshard plan or fxshard export")
-    inspect.add_argument("--nodes", action="store_true", help="list every node and its layouts")
-    inspect.add_argument("--collectives", action="store_true", help="list every collective and what it is for")
-    inspect.add_argument("--why", action="append", type=int, default=[], metavar="N", help="say what collective N is for; may be repeated")
-    memory_help = "show what a device holds at the peak and over time (for a program; for a plan use fxshard plan --memory)"
-    inspect.add_argument("--memory", action="store_true", help=memory_help)
-    inspect.add_argument("--timeline", action="store_true", help="for a program: the predicted times of its operators and collectives")
-    inspect.add_argument("--json", action="store_true", help="print everything as JSON")
-    add_html(inspect)
-    inspect.set_defaults(command=_inspect)
+    add_inspect(commands)
 
     solve_help = "solve a placement problem given as numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"
-    solve = commands.add_parser("solve", help=solve_help)
+    solve = add_command(commands, "solve", solve_help, "fxshard solve problem.json.gz --time-limit 60", json="choices, cost and bound")
     solve.add_argument("file", help="a problem of the ASPLOS 2025 contest, JSON or gzipped JSON")
     solve.add_argument("--time-limit", type=float, metavar="SECONDS", help="default: a limit on work, the same choices on every machine")
     solve.add_argument("-o", "--output", metavar="SOLUTION.json", help="write choices, cost and bound here")
@@ -104,8 +115,9 @@ def _parser() -> argparse.ArgumentParser:
         "Trains a small Llama on the sources of Python's standard library: on two gloo ranks of this machine, compiled by Inductor, with "
         "one device beside them, then on a simulated 2x2 mesh. Prints the plan's layouts, the losses and the collectives; needs no GPU."
     )
-    demo = commands.add_parser("demo", help=demo_help, description=about)
+    demo = add_command(commands, "demo", demo_help, "fxshard demo", about, json="the losses and their differences")
     demo.set_defaults(command=_demo)
+    add_completion(commands)
     return parser
 
 
@@ -115,7 +127,8 @@ def _add_calibrate(commands: Any) -> None:
         "predictions are from the other half. Under torchrun the running ranks measure; otherwise this command starts a process for each "
         "rank of the mesh."
     )
-    calibrate = commands.add_parser("calibrate", help="measure this machine or cluster, and write a hardware file", description=about)
+    help, example = "measure this machine or cluster, and write a hardware file", "fxshard calibrate --mesh dp=2,tp=2 -o cluster.json"
+    calibrate = add_command(commands, "calibrate", help, example, about, json="the hardware")
     mesh_help = "axes whose collectives are measured, for example dp=2,tp=2 (default: one device, no collectives; under torchrun, one axis)"
     calibrate.add_argument("--mesh", metavar="AXES", help=mesh_help)
     calibrate.add_argument("-o", "--output", metavar="HARDWARE.json", help="write the hardware here, for --hardware and fxshard.Mesh")
@@ -147,6 +160,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help=cache_help)
 
 
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
+    kept = "the optimizer whose state is counted as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
+    parser.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
+
+
 def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
     """A function that prints what the plan costs at these sizes."""
     return lambda: print(f"\n{plan.at(**sizes)}")
@@ -170,9 +190,15 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
-    plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
+    with progress("planning"):
+        plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
     if options.output:
         plan.save(options.output)
+    if options.json:
+        answers = _answers(plan, options)
+        print(json.dumps(_plan_as_json(plan, answers, elsewhere), indent=1))
+        write_plan_report(options, plan, answers)
+        return 0
     print(inspect.summary(plan))
     if plan.origin is not None and plan.origin.cached is not None:
         print(f"\nplanned before: from the cache, {plan.origin.cached} (--no-cache plans anew)")
@@ -181,12 +207,25 @@ def _plan(options: argparse.Namespace) -> int:
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
     codes = [ended(_print_at(plan, there)) for there in elsewhere]
-    answers = [plan.explain(*_parse_question(text)) for text in options.explain]
+    answers = _answers(plan, options)
     for answer in answers:
         print(f"\n{answer}")
-    if options.html:
-        write_plan_report(options, plan, answers)
+    if write_plan_report(options, plan, answers):
+        print(f"\nwrote {options.html}")
     return max(codes, default=0)
+
+
+def _answers(plan: ShardingPlan, options: argparse.Namespace) -> list[Explanation]:
+    return [plan.explain(*_parse_question(text)) for text in options.explain]
+
+
+def _plan_as_json(plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]]) -> dict[str, Any]:
+    from fxshard.cli.plain import plain
+    from fxshard.inspect import to_json
+
+    asked = {"explain": [plain(answer) for answer in answers]}
+    asked |= {"at": [plain(plan.at(**there)) for there in elsewhere]}
+    return {**to_json(plan), **{name: found for name, found in asked.items() if found}}
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
@@ -202,6 +241,16 @@ def _parse_question(text: str) -> tuple[str, str | None]:
     return (name, layout) if equals else (text, None)
 
 
+def _compare(options: argparse.Namespace) -> None:
+    read_plans(options.plans)
+    mesh, plan_options = _mesh(options), _plan_options(options)
+    if options.parallel is not None:
+        remedy = "leave it out; --plans says which to compare"
+        raise OptionError("--parallel would have no effect: each plan has its own words", remedy=remedy)
+    sizes = _sizes(options)
+    compare_plans(options, mesh, plan_options, _load_model(options.model), sizes)
+
+
 def _diff(options: argparse.Namespace) -> None:
     from fxshard.files import read_start
 
@@ -210,7 +259,14 @@ def _diff(options: argparse.Namespace) -> None:
     from fxshard import api
     from fxshard.plans.sharding_plan import ShardingPlan
 
-    print(api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after)))
+    with progress("comparing"):
+        found = api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after))
+    if options.json:
+        from fxshard.cli.plain import plain
+
+        print(json.dumps(plain(found), indent=1))
+    else:
+        print(found)
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -221,63 +277,21 @@ def _export(options: argparse.Namespace) -> None:
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
-    program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
-    program.save(options.output)
-    print(f"{inspect.summary(program)}\n\nwrote {options.output}")
-
-
-def _inspect(options: argparse.Namespace) -> None:
-    check_html(options)
-    subject = _read(options.file)
-    from fxshard import inspect
-
-    if options.html:
-        write_file_report(options, subject)
-        return
-
+    with progress("exporting"):
+        program = api.export(model, args, mesh, plan=plan, example_kwargs=kwargs, **sizes, **plan_options)
+        program.save(options.output)
     if options.json:
-        print(json.dumps(inspect.to_json(subject), indent=1))
-        return
-    parts = [inspect.nodes_table(subject)] if options.nodes else []
-    parts += [inspect.collectives_table(subject)] if options.collectives else []
-    parts += [_why(inspect.plan_of(subject), number, options.file) for number in options.why]
-    parts += [inspect.memory_table(_memory(subject, options.file))] if options.memory else []
-    parts += [inspect.timeline_table(_timeline(subject, options.file))] if options.timeline else []
-    print("\n\n".join(parts or [inspect.summary(subject)]))
-
-
-def _why(plan: ShardingPlan, number: int, path: str) -> str:
-    from fxshard.errors import PlanError
-
-    try:
-        return plan.why_collective(number).text(shell=True)
-    except PlanError as error:
-        raise PlanError(error.what, where=path, remedy="fxshard inspect PLAN.json --collectives lists the collectives of a plan") from error
-
-
-def _timeline(subject: Any, path: str) -> Any:
-    from fxshard.passes.after_lowering.schedule import predicted
-    from fxshard.program.sharded_program import ShardedProgram
-
-    if not isinstance(subject, ShardedProgram):
-        raise OptionError("a plan has no order of execution, a program has", where=path, remedy="give a program (.pt2) from fxshard export")
-    return predicted(subject)
-
-
-def _memory(subject: Any, path: str) -> Any:
-    from fxshard.program.sharded_program import ShardedProgram
-    from fxshard.runtime.rank_graph.memory import program_memory
-
-    if not isinstance(subject, ShardedProgram):
-        remedy = "fxshard plan FILE.py:FACTORY --memory shows it, with this plan's options; or give a program (.pt2) from fxshard export"
-        raise OptionError("memory over time needs the graph, which a plan's file does not contain", where=path, remedy=remedy)
-    return program_memory(subject)
+        print(json.dumps(inspect.to_json(program), indent=1))
+    else:
+        print(f"{inspect.summary(program)}\n\nwrote {options.output}")
 
 
 def _solve(options: argparse.Namespace) -> None:
     from fxshard.cli.solve_file import solve_file
 
-    print(solve_file(options.file, options.time_limit, options.output))
+    with progress("solving"):
+        text = solve_file(options.file, options.time_limit, options.output, options.json)
+    print(text)
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -287,13 +301,13 @@ def _calibrate(options: argparse.Namespace) -> None:
         parse_mesh(options.mesh)
     from fxshard.runtime.measure.calibrate import main as run_calibrate
 
-    run_calibrate(options.mesh, options.output, options.device, options.quick)
+    run_calibrate(options.mesh, options.output, options.device, options.quick, options.json)
 
 
 def _demo(options: argparse.Namespace) -> None:
     from fxshard.runtime.demo import main as run_demo
 
-    run_demo()
+    run_demo(options.json)
 
 
 def _check_output(options: argparse.Namespace) -> None:
@@ -346,23 +360,6 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
     from fxshard.plans.sharding_plan import ShardingPlan
 
     return ShardingPlan.load(options.plan)
-
-
-def _read(path: str) -> Any:
-    """A plan or a program, distinguished by how the file begins: a program is a zip archive, a plan a JSON object."""
-    from fxshard.files import read_start
-
-    start = read_start(path, 64).lstrip()
-    if start.startswith(b"PK"):
-        from fxshard import archive
-
-        return archive.load(path)
-    if not start.startswith(b"{"):
-        remedy = "give a plan (.json) that fxshard plan -o wrote, or a program (.pt2) that fxshard export -o wrote"
-        raise FileError("the file is neither a plan nor a program", where=path, remedy=remedy)
-    from fxshard.plans.sharding_plan import ShardingPlan
-
-    return ShardingPlan.load(path)
 
 
 def _load_model(text: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

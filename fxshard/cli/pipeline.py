@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def check_no_pipeline(options: argparse.Namespace) -> None:
 
 
 def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping[str, Any]) -> str:
-    """The stages as text. Raises OptionError for options that only the plan of a whole model has."""
+    """The stages as text, or as JSON. Raises OptionError for options that only the plan of a whole model has."""
     given = [name for name in ONLY_PLAN if getattr(options, name)]
     given += [name for name, value in plan_options.items() if name not in USED and value and value != "time"]
     if given:
@@ -48,4 +49,7 @@ def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping
     microbatches = 4 * stages if options.microbatches is None else options.microbatches
     limits = {"optimizer": options.optimizer, "time_limit": options.time_limit, **{name: plan_options[name] for name in USED}}
     step: dict[str, Any] = {"microbatches": microbatches, "mb_kwargs": kwargs, "schedule": options.schedule or DEFAULT}
-    return str(plan_pipeline(model, args, mesh, options.pipeline, **step, **limits))
+    found = plan_pipeline(model, args, mesh, options.pipeline, **step, **limits)
+    if options.json:
+        return json.dumps({**json.loads(found.to_json()), "step_time": found.step_time, "bubble": found.bubble}, indent=1)
+    return str(found)

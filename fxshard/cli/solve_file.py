@@ -18,8 +18,8 @@ WORK_LIMIT = 3e10
 REMEDY = "give a file like those of github.com/google/iopddl, as JSON or gzipped JSON"
 
 
-def solve_file(path: str, time_limit: float | None = None, output: str | None = None) -> str:
-    """Solves the problem in a file and returns the report to print. ``output``: a file to write the solution to, as JSON."""
+def solve_file(path: str, time_limit: float | None = None, output: str | None = None, as_json: bool = False) -> str:
+    """Solves the problem in a file and returns the report to print, or the solution as JSON. ``output``: a file to write the latter to."""
     if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
         raise OptionError(f"cannot read --time-limit {time_limit}", remedy="give a number of seconds that is greater than 0")
     if output:
@@ -39,6 +39,8 @@ def solve_file(path: str, time_limit: float | None = None, output: str | None = 
     if output:
         with atomic_file(output) as file:
             file.write_text(_json(solution))
+    if as_json:
+        return _json(solution).rstrip()
     return report(problem, solution, seconds) + (f"\nwrote    {output}" if output else "")
 
 

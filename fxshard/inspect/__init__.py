@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fxshard.inspect.data import plan_of, to_json
     from fxshard.inspect.memory import memory_table
     from fxshard.inspect.tables import collectives_table, nodes_table, parameters_table, summary
-    from fxshard.inspect.timeline import passes_table, timeline_table
+    from fxshard.inspect.timeline import passes_table
+    from fxshard.views.timeline import timeline_table
 
 _HOME = {
     "collectives_table": "fxshard.inspect.tables",
@@ -24,7 +25,7 @@ _HOME = {
     "passes_table": "fxshard.inspect.timeline",
     "plan_of": "fxshard.inspect.data",
     "summary": "fxshard.inspect.tables",
-    "timeline_table": "fxshard.inspect.timeline",
+    "timeline_table": "fxshard.views.timeline",
     "to_json": "fxshard.inspect.data",
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fxshard.inspect.data import Subject, plan_of, program_fields
+from fxshard.inspect.data import Subject, plan_of
 from fxshard.plans.plan_text import view_of
+from fxshard.program.fields import program_fields
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.views import tables
 from fxshard.views.issued import issued_table

@@ -1,11 +1,9 @@
-"""Timelines of programs, and the effects of the passes after lowering, as text."""
+"""The effects of the passes after lowering, as text."""
 
 from __future__ import annotations
 
-from fxshard.errors import count_text
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.text_table import fitted
-from fxshard.timeline import DEVICE, Timeline
 
 
 def passes_table(program: ShardedProgram) -> str:
@@ -23,16 +21,3 @@ def passes_table(program: ShardedProgram) -> str:
         for effect in program.effects
     ]
     return fitted(rows, ("pass", "predicted us", "waited us", "collectives", "taken"), same=False)
-
-
-def timeline_table(timeline: Timeline, least: float = 0.0) -> str:
-    """One line per event, by start; ``least``: microseconds below which operators are left out.
-
-    ``stream``: the device, or the axis of a collective; ``waited``: microseconds for which the device waits for it.
-    """
-    events = sorted((e for e in timeline.events if e.stream != DEVICE or e.end - e.start >= least), key=lambda e: e.start)
-    rows = [(f"{e.start:,.1f}", f"{e.end:,.1f}", e.stream, e.operator, e.name, f"{e.waited:,.1f}" if e.waited else "") for e in events]
-    hidden = len(timeline.events) - len(rows)
-    head = f"{timeline.total:,.1f} us: {timeline.computing:,.1f} of operators, {timeline.waited:,.1f} waited for "
-    head += f"{timeline.communicating:,.1f} of collectives" + (f"; {count_text(hidden, 'short operator')} not shown" if hidden else "")
-    return f"{head}\n{fitted(rows, ('start', 'end', 'stream', 'operator', 'node', 'waited'), same=False)}"

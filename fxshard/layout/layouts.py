@@ -144,6 +144,10 @@ class Layout(tuple[Placement, ...]):
     def __repr__(self) -> str:
         return f"Layout({str(self)!r})"
 
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{axis}</td><td><code>{placement_str(p)}</code></td></tr>" for axis, p in enumerate(self))
+        return f"<table><tr><th>axis</th><th>placement</th></tr>{rows}</table>"
+
 
 @lru_cache(maxsize=65536)
 def _axes_on(layout: Layout, dim: int) -> tuple[int, ...]:

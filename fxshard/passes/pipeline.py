@@ -34,6 +34,7 @@ from fxshard.passes.trace import trace
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
 from fxshard.plans.constraints import OBJECTIVES
 from fxshard.plans.parallel import AxisPlan
+from fxshard.plans.plan_text import whole_text
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.verify_program import verify_program
@@ -235,13 +236,18 @@ def _graph(c: Compilation) -> str:
     return str(c.graph.module.graph)
 
 
+def _whole_plan(c: Compilation) -> str:
+    assert c.plan is not None
+    return whole_text(c.plan)
+
+
 PLANNING: tuple[Pass, ...] = (
     Pass("trace", _trace, _graph),
     Pass("annotate", _annotate, _specs),
     Pass("constrain", _constrain, lambda c: str(c.constraints)),
     Pass("formulate", _formulate, _variables),
-    Pass("choose", _choose, lambda c: str(c.plan)),
-    Pass("verify", _verify, lambda c: str(c.plan)),
+    Pass("choose", _choose, _whole_plan),
+    Pass("verify", _verify, _whole_plan),
 )
 LOWERING: tuple[Pass, ...] = (
     Pass("lower", _lower, _modules),

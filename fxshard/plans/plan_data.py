@@ -18,7 +18,6 @@ from fxshard.layout.redistribution import Step, exchange_shape, sent_bytes, walk
 from fxshard.mesh.mesh import Mesh
 from fxshard.shapes import WeightedSizes
 
-FORMAT_VERSION = 5
 NODE_COLLECTIVES = ("shift", "zigzag", "all_to_all", "dispatch", "combine")
 """The kinds of collectives that nodes issue themselves: ``shift`` sends a tensor to the next rank of the axis, ``zigzag`` its halves;
 ``dispatch`` sends rows to the ranks of their experts, ``combine`` brings them back, and an all-to-all tells their numbers."""
@@ -278,7 +277,7 @@ class PlanData:
         if node not in self.specs:
             hint = closest(name, [*(end.name for end in self.inputs), *self.specs])
             what = f"the plan has no input or node {name!r}{hint}"
-            raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy="print(plan) lists its nodes")
+            raise PlanError(what, where=f"plan on mesh {self.mesh}", remedy="fxshard.inspect.nodes_table(plan) lists its nodes")
         return node
 
     def parameter_layouts(self) -> dict[str, Layout]:

@@ -25,7 +25,6 @@ from fxshard.mesh.hardware import HARDWARE
 from fxshard.mesh.hardware_file import ITEMSIZES, read_hardware, write_hardware
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import (
-    FORMAT_VERSION,
     NODE_COLLECTIVES,
     Certificate,
     NodeCollective,
@@ -38,16 +37,11 @@ from fxshard.plans.plan_data import (
 )
 from fxshard.plans.plan_sizes import read_example_sizes, read_sizes, write_sizes
 from fxshard.plans.plan_sources import SOURCES, check_collectives, write_sources
+from fxshard.views.stored import BY_HAND, FORMAT, VERSION, check_plan
 
-FORMAT = "fxshard-plan"
 UNITS = ("microseconds", "bytes")
 LARGEST = 2**63 - 1
 FIX = "correct this field, or make the plan again"
-BY_HAND = (
-    f'make the plan again; one written by hand needs "format": "{FORMAT}", "version": {FORMAT_VERSION}, "partial": true, '
-    '"mesh": {"axes": [["tp", 2]]} and "nodes": [{"name": ..., "outputs": [...]}]'
-)
-UNREADABLE = f"make the plan again, or read it with the fxshard that wrote it; this one reads version {FORMAT_VERSION}"
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
 OTHERS = "other axes cut the same dim, or pending values there would be reduced in another order"
 ROUNDING = 1e-9
@@ -79,7 +73,7 @@ def plan_fields(plan: PlanData, sources: bool = True) -> dict[str, Any]:
     """The plan as plain data: the fields of its file."""
     return {
         "format": FORMAT,
-        "version": FORMAT_VERSION,
+        "version": VERSION,
         "partial": plan.partial,
         "mesh": write_mesh(plan.mesh),
         "train": plan.train,
@@ -154,7 +148,7 @@ def load(make: type[Plan], path: str | Path) -> Plan:
 def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
-    root.check_version(FORMAT, FORMAT_VERSION, "plan", BY_HAND, UNREADABLE)
+    check_plan(root)
     partial, mesh = root.get("partial", Field.boolean, False), root.get("mesh", read_mesh)
     decided: Readers = {
         "train": Field.boolean,

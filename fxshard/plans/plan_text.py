@@ -7,6 +7,7 @@ from fxshard.plans.plan_data import AGAIN, PlanData
 from fxshard.plans.plan_json import plan_fields
 from fxshard.views.plan_view import PlanView
 from fxshard.views.screen import screen
+from fxshard.views.tables import collectives_table, nodes_table
 
 
 def view_of(plan: PlanData) -> PlanView:
@@ -17,6 +18,12 @@ def view_of(plan: PlanData) -> PlanView:
 def plan_text(plan: PlanData) -> str:
     """The text of ``print(plan)``; ``fxshard.inspect.nodes_table`` and ``collectives_table`` show everything in full."""
     return screen(view_of(plan))
+
+
+def whole_text(plan: PlanData) -> str:
+    """The screen, then every node and every collective: for files that people search."""
+    view = view_of(plan)
+    return f"{screen(view)}\n\n{nodes_table(view)}\n\n{collectives_table(view)}"
 
 
 def earlier_redistribution(plan: PlanData) -> dict[int, int]:

@@ -86,7 +86,7 @@ def why_collective(plan: PlanData, index: int, module_of: ModuleOf = lambda node
     count = len(plan.collectives)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         many = f"has {count}, counted from 0" if count else "has none"
-        remedy = "print(plan) lists them by number" if count else "a plan without collectives has nothing to ask about"
+        remedy = "fxshard.inspect.collectives_table(plan) numbers them" if count else "a plan without collectives has nothing to ask about"
         raise PlanError(f"there is no collective {index!r}: the plan {many}", where=f"plan on mesh {plan.mesh}", remedy=remedy)
     collective = plan.collectives[index]
     issuer = plan.issuer(collective.entry)

@@ -147,3 +147,9 @@ class ShardingPlan(PlanData):
         from fxshard.plans.plan_text import plan_text
 
         return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        from fxshard.plans.plan_text import view_of
+        from fxshard.views.notebook import plan_html
+
+        return plan_html(view_of(self))

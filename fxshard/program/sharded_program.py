@@ -228,6 +228,20 @@ class ShardedProgram:
         graphs = [[list(key), [n.format_node() for n in module.graph.nodes]] for key, module in self.modules.items()]
         return hashlib.sha256((self.plan.hash + json.dumps(graphs)).encode()).hexdigest()
 
+    def __str__(self) -> str:
+        from fxshard.plans.plan_text import view_of
+        from fxshard.program.fields import program_fields
+        from fxshard.views.screen import screen
+
+        return screen(view_of(self.plan), program_fields(self))
+
+    def _repr_html_(self) -> str:
+        from fxshard.plans.plan_text import view_of
+        from fxshard.program.fields import program_fields
+        from fxshard.views.notebook import plan_html
+
+        return plan_html(view_of(self.plan), program_fields(self))
+
 
 def coordinate_symbols(mesh: Mesh, env: SymbolEnv) -> tuple[ProgramSize, ...]:
     """The symbols of a rank's coordinate on each axis, counted from 1; in the example, the first rank's."""

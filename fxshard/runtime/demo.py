@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import logging
 import os
 import subprocess
@@ -41,19 +43,24 @@ RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128
 SIZES: dict[str, Any] = {"dim": 128, "heads": 8, "kv_heads": 4, "ffn": 384, "layers": 2}
 RATE = 0.1
 SIMULATED_STEPS = 3
+RESULT = "result.json"
+"""The file in which the first rank leaves the losses."""
 SECONDS = 240
 """Time after which the demo kills the ranks and fails."""
 
 
-def main() -> None:
-    """Runs the demo; raises RunError when a rank fails."""
-    text = corpus()
-    print(f"text: {len(text):,} bytes of Python's standard library, {BATCH} x {LENGTH} bytes a step")
-    print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, compared with one device ==", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        _run_ranks(Path(folder))
-    print("\n== the same on a simulated 2x2 mesh ==", flush=True)
-    simulated(text)
+def main(as_json: bool = False) -> None:
+    """Runs the demo; raises RunError when a rank fails. ``as_json``: print the losses as JSON, and all else on stderr."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        text = corpus()
+        print(f"text: {len(text):,} bytes of Python's standard library, {BATCH} x {LENGTH} bytes a step")
+        print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, compared with one device ==", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            found = {"ranks": _run_ranks(Path(folder), 2 if as_json else None)}
+        print("\n== the same on a simulated 2x2 mesh ==", flush=True)
+        found["simulated"] = simulated(text)
+    if as_json:
+        print(json.dumps(found, indent=1))
 
 
 def corpus(limit: int = 2_000_000) -> torch.Tensor:
@@ -100,11 +107,16 @@ def _example(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def _run_ranks(folder: Path) -> None:
-    """Starts the ranks as processes of their own; each is this file with its rank in the environment."""
+def _run_ranks(folder: Path, output: int | None) -> dict[str, Any]:
+    """Starts the ranks as processes of their own, each this file with its rank in the environment; returns the losses. ``output``: the file
+    descriptor that they print to."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "FXSHARD_DEMO_STORE": str(folder / "store")}
-    ranks = [subprocess.Popen([sys.executable, "-m", "fxshard.runtime.demo"], env={**environment, "RANK": str(r)}) for r in range(RANKS)]
+    ranks = [
+        subprocess.Popen([sys.executable, "-m", "fxshard.runtime.demo"], env={**environment, "RANK": str(r)}, stdout=output)
+        for r in range(RANKS)
+    ]
     wait_for(ranks, SECONDS, "run the demo again with FXSHARD_DUMP=some/folder to see every stage")
+    return json.loads((folder / RESULT).read_text())
 
 
 def rank_main() -> None:
@@ -180,10 +192,12 @@ def _report(losses: list[float], alone: list[float], issued: list[Any], model: n
     print("\n" + tabulate([(i, losses[i], alone[i]) for i in steps], headers=("step", "loss, sharded", "loss, one device"), floatfmt=".6f"))
     worst = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
     print(f"\ngreatest difference of the losses: {worst:.2e}", flush=True)
+    told = {"losses": losses, "one device": alone, "difference": worst}
+    (Path(os.environ["FXSHARD_DEMO_STORE"]).parent / RESULT).write_text(json.dumps(told))
     _judge(predicted, ran, worst, 1e-4)
 
 
-def simulated(text: torch.Tensor) -> None:
+def simulated(text: torch.Tensor) -> dict[str, Any]:
     """A few training steps on a 2x2 mesh in this process, in float64, compared with one device."""
     model, alone = llama().double(), llama().double()
     tokens, targets = next(iter(batches(text, 1)))
@@ -209,7 +223,9 @@ def simulated(text: torch.Tensor) -> None:
     print("\n" + tabulate(rows, headers=("step", "loss, 2x2", "loss, one device"), floatfmt=".12f"))
     print(f"\ngreatest difference of the losses: {max(abs(a - b) for _, a, b in rows):.2e}")
     print(f"greatest relative difference of a gradient: {worst:.1e}")
-    _judge(wanted, counted, max(abs(a - b) for _, a, b in rows), 1e-9)
+    difference = max(abs(a - b) for _, a, b in rows)
+    _judge(wanted, counted, difference, 1e-9)
+    return {"losses": [a for _, a, _ in rows], "one device": [b for *_, b in rows], "difference": difference, "gradients": worst}
 
 
 def _judge(predicted: Mapping[Any, int], issued: Mapping[Any, int], difference: float, allowed: float) -> None:

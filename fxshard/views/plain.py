@@ -45,7 +45,7 @@ def plain_plan(view: PlanView, globs: Sequence[str] = ()) -> dict[str, Any]:
         **{name: view.fields[name] for name in ("memory_sizes", "example_sizes") if name in view.fields},
         "traffic": [{"kind": kind, "axis": axis, "count": count, "bytes": size} for kind, axis, count, size in view.traffic],
         "parameters": plain_parameters(view),
-        "collectives": [plain_collective(view, c) for c in view.collectives],
+        "collectives": plain_collectives(view),
         "nodes": [node for _, node in kept],
         "fallbacks": [{"node": node, "reason": said} for node, said in view.fallbacks],
     }
@@ -56,6 +56,12 @@ def plain_parameters(view: PlanView, globs: Sequence[str] = ()) -> dict[str, str
     held = [(node, name) for node, (kind, name) in view.inputs.items() if kind == "parameter" and node in view.nodes]
     chosen = matching(globs, held, lambda one: (one[1], one[0]), "parameter")
     return {name: view.nodes[node]["outputs"][0] for node, name in chosen}
+
+
+def plain_collectives(view: PlanView, globs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The collectives, or those of matching modules or values."""
+    chosen = matching(globs, view.collectives, lambda c: (where(view, c).module, *names_of(view, c.value)), "collective")
+    return [plain_collective(view, c) for c in chosen]
 
 
 def plain_collective(view: PlanView, c: Collective) -> dict[str, Any]:

@@ -41,6 +41,11 @@ def module_of(parameter: str) -> str:
     return parameter.rpartition(".")[0] or parameter
 
 
+def _placed(placement: str) -> str:
+    """A placement in words: without the axes over which a dim is folded."""
+    return re.sub(r" in [\d,]+", "", placement)
+
+
 def reason(view: PlanView, c: Collective) -> str:
     """Why the collective runs: which layouts disagree."""
     if c.own:
@@ -51,15 +56,15 @@ def reason(view: PlanView, c: Collective) -> str:
         return _sum(c, returned)
     if c.kind == "all_gather" and kind in ("parameter", "buffer"):
         again = ", again in the backward" if c.entry in view.earlier or c.value.endswith(AGAIN) else ""
-        return f"the weight is kept as {c.before}, and used whole{again}"
+        return f"the weight is kept as {_placed(c.before)}, and used whole{again}"
     reader = _reader(view, c)
     if c.kind == "all_gather":
-        return f"made as {c.before}, {reader} whole"
-    return f"made as {c.before}, {reader} as {c.after}"
+        return f"made as {_placed(c.before)}, {reader} whole"
+    return f"made as {_placed(c.before)}, {reader} as {_placed(c.after)}"
 
 
 def _sum(c: Collective, returned: tuple[str, str] | None) -> str:
-    rest = "" if c.kind == "all_reduce" else f"; each keeps its {c.after}"
+    rest = "" if c.kind == "all_reduce" else f"; each keeps its {_placed(c.after)}"
     if returned is not None and returned[0] == "gradient":
         return f"gradient: each rank summed over its part of the data{rest}"
     if c.before != "P":

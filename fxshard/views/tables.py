@@ -18,7 +18,7 @@ from fxshard.views.words import cost_text, layout_words, shape_text
 
 
 def nodes_table(view: PlanView, globs: Sequence[str] = ()) -> str:
-    """One line per node: operator, layouts of operands and outputs, global shapes, its share of the objective."""
+    """One line per node: operator, or kind and name of an input; layouts of operands and outputs, global shapes, cost."""
     chosen = matching(globs, view.nodes.items(), lambda one: names_of(view, one[0]), "node")
     rows = [_node(view, node) for _, node in chosen]
     return _table(rows, ("node", "operator", "reads", "gives", "shape", "us" if view.unit == "microseconds" else "bytes"))
@@ -26,9 +26,9 @@ def nodes_table(view: PlanView, globs: Sequence[str] = ()) -> str:
 
 def _node(view: PlanView, node: Fields) -> tuple[Any, ...]:
     name = node["name"]
-    op = view.inputs[name][0] if name in view.inputs else node.get("op", "")
+    op = " ".join(view.inputs[name]) if name in view.inputs else node.get("op", "")
     shapes = ", ".join(map(shape_text, node.get("shapes", ())))
-    return view.called(name), op, _runs(node.get("inputs", ())), _runs(node["outputs"]), shapes, node.get("compute", 0.0)
+    return name, op, _runs(node.get("inputs", ())), _runs(node["outputs"]), shapes, node.get("compute", 0.0)
 
 
 def _runs(layouts: Sequence[str], most: int = 4) -> str:

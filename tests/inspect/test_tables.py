@@ -84,12 +84,12 @@ def test_nodes() -> None:
     assert_expected_inline(
         inspect.nodes_table(small_plan()),
         """\
-node        operator         reads            gives     shape      us
-----------  ---------------  ---------------  --------  -------  ----
-lin.weight  parameter                         RS(0)     8x4      0
-args[0]     input                             S(0)S(1)  6x8      0
-mm          aten.mm.default  S(0)S(1), RS(0)  S(0)P     6x4      3.25
-output      output           S(0)R                               0""",
+node    operator              reads            gives     shape      us
+------  --------------------  ---------------  --------  -------  ----
+w       parameter lin.weight                   RS(0)     8x4      0
+x       input args[0]                          S(0)S(1)  6x8      0
+mm      aten.mm.default       S(0)S(1), RS(0)  S(0)P     6x4      3.25
+output  output                S(0)R                               0""",
     )
     assert inspect.nodes_table(small_program(6)) == inspect.nodes_table(small_plan())
 

@@ -148,4 +148,4 @@ def test_why_a_collective_on_one_of_several_results() -> None:
 def test_unknown_collectives_are_refused(index: int) -> None:
     with pytest.raises(PlanError, match="the plan has 1, counted from 0") as error:
         small_plan().why_collective(index)
-    assert error.value.remedy == "print(plan) lists them by number"
+    assert error.value.remedy == "fxshard.inspect.collectives_table(plan) numbers them"

@@ -114,8 +114,8 @@ def _event(e: Event, names: Table[str], operators: Table[str], lanes: list[str],
 
 
 def _served(plan: PlanData, program: ShardedProgram | None, graph: GraphData) -> dict[str, int]:
-    """A program's collective, by name -> the node whose value it moves."""
-    found: dict[str, int] = {}
+    """A collective, by its name in the timeline of a program or of the plan -> the node whose value it moves."""
+    found = {f"{number}: {plan.called(c.value)}": graph.value(c.value)[0] for number, c in enumerate(plan.collectives)}
     for one in program.collectives if program is not None else ():
         entries = [entry for entry, _ in one.serves]
         if entries and entries[0] < len(plan.redistributions):

@@ -321,7 +321,7 @@ def _forbidden_placement(forbid: Forbid) -> Placement:
 
 
 def _layouts_of_results(layout: Any) -> list[Any] | None:
-    """Layouts of several results: a sequence of layouts, or text in the form of ``print(plan)`` (``"RS(0), R"``, ``*`` where free)."""
+    """Layouts of several results: a sequence of layouts, or text as in ``inspect.nodes_table`` (``"RS(0), R"``, ``*`` where free)."""
     if isinstance(layout, str):
         parts = [part.strip() for part in layout.split(",")]
         return [None if part == "*" else part for part in parts] if len(parts) > 1 else None

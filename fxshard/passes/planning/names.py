@@ -87,7 +87,7 @@ class Names:
                 what = f"{name!r} is a glob; one value is asked for at a time"
                 return ConstraintError(what, where=where, remedy=f"name one of {some(matching)}")
         what = f"there is no {KINDS} by the name of {name!r}{closest(name, self.all)}"
-        return ConstraintError(what, where=where, remedy="name one that gives a tensor; print(plan) lists the nodes")
+        return ConstraintError(what, where=where, remedy="name one that gives a tensor; fxshard.inspect.nodes_table(plan) lists the nodes")
 
     def spelled(self, place: Place) -> str:
         """The user's name of an input or output; for a node, its name, with ``[k]`` if it has several results."""

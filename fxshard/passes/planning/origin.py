@@ -162,7 +162,11 @@ class Origin:
             names = Names(self.annotated.graph)
             if names.names_inputs(name):
                 what = f"{name!r} has no layout of its own: it stands for values that others read too"
-                raise PlanError(what, where=f"plan on mesh {self.annotated.mesh}", remedy="name the value; print(plan) lists the nodes")
+                raise PlanError(
+                    what,
+                    where=f"plan on mesh {self.annotated.mesh}",
+                    remedy="name the value; inspect.nodes_table(plan) lists them",
+                )
             return names.one(name, f"plan on mesh {self.annotated.mesh}")
         except ConstraintError as error:
             raise PlanError(error.what, where=error.where, remedy=error.remedy) from error

@@ -6,6 +6,8 @@ On a single device without a mesh, no communication is measured and a preset giv
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import platform
 import subprocess
@@ -35,7 +37,7 @@ from fxshard.cost.fit import (
 from fxshard.errors import OptionError
 from fxshard.files import check_writable
 from fxshard.mesh.hardware import HARDWARE, Hardware
-from fxshard.mesh.hardware_file import save
+from fxshard.mesh.hardware_file import save, write_hardware
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh, preset_of_device
 from fxshard.runtime.groups import gloo_threads
 from fxshard.runtime.groups.local_ranks import wait_for
@@ -47,8 +49,9 @@ SECONDS = 1800
 """Seconds after which the started processes are killed."""
 
 
-def main(mesh: str | None, output: str | None, device: str | None, quick: bool) -> None:
-    """Runs the command; raises OptionError, FileError, or RunError if a rank fails."""
+def main(mesh: str | None, output: str | None, device: str | None, quick: bool, as_json: bool = False) -> None:
+    """Runs the command; raises OptionError, FileError, or RunError if a rank fails. ``as_json``: print the hardware, and all else on
+    stderr."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("there is no CUDA device here", where="--device cuda", remedy="give --device cpu, or run where torch sees a GPU")
@@ -57,14 +60,19 @@ def main(mesh: str | None, output: str | None, device: str | None, quick: bool) 
     ranks = int(os.environ.get("WORLD_SIZE", 0))
     axes = _axes(mesh, ranks)
     if not ranks and axes.size > 1:
-        start_ranks(axes, device, _arguments(axes, output, device, quick))
+        start_ranks(axes, device, [*_arguments(axes, output, device, quick), *(["--json"] if as_json else [])])
         return
-    calibration = _calibrate_rank(axes, device, quick)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        calibration = _calibrate_rank(axes, device, quick)
     if ranks and int(os.environ["RANK"]):
+        return
+    if output:
+        save(calibration.hardware, output, calibration.made, file_rows(calibration))
+    if as_json:
+        print(json.dumps(write_hardware(calibration.hardware), indent=1))
         return
     print(report(calibration))
     if output:
-        save(calibration.hardware, output, calibration.made, file_rows(calibration))
         print(f"\nwrote {output}: give it as hardware={output!r} to fxshard.Mesh, or as --hardware {output}")
 
 

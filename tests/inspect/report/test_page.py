@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import re
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert made["title"] == "model.py:training" and len(made["answers"]) == 2 and made["timeline"] and made["profile"]
     assert cli.main(["inspect", plan, "--html", again]) == 0
     read = data_in(Path(again).read_text())
-    assert read["title"] == "plan.json" and read["graph"] == made["graph"] and "--html" in read["missing"]["timeline"]
+    assert read["title"] == "plan.json" and read["graph"] == made["graph"] and "--html" in read["missing"]["memory"]
+    assert math.isclose(read["timeline"]["total"], made["objective"]) and "order of the plan" in read["missing"]["timeline"]
     assert capsys.readouterr().out.endswith(f"wrote {again}\n")
     assert cli.main([*planned, "--alternatives", "1"]) == USER_ERROR
     assert "add --html" in capsys.readouterr().err

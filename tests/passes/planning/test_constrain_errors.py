@@ -245,7 +245,7 @@ def test_pins_that_are_not_a_mapping(pins: Any) -> None:
 def test_layout_of_an_unknown_name() -> None:
     with pytest.raises(PlanError, match=r"no input or node 'up\.wieght'; did you mean 'up\.weight'") as error:
         planned(PAIR).layout_of("up.wieght")
-    assert error.value.remedy == "print(plan) lists its nodes"
+    assert error.value.remedy == "fxshard.inspect.nodes_table(plan) lists its nodes"
 
 
 def test_unknown_objective_and_hardware() -> None:

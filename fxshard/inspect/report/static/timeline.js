@@ -21,9 +21,10 @@ R.panes.timeline = {
     pane.append(
       R.el("div", { class: "bar" }, R.el("b", {}, `Predicted step ${R.time(t.total)}`), R.el("span", {}, R.el("b", {}, "compute"), ` ${R.time(t.computing)}`), waited,
         R.el("button", { onclick: () => R.zoomTime(0, t.total) }, "Fit")),
+      R.data.missing.timeline ? R.missing("timeline") : "",
       R.el("div", { class: "bar" }, R.swatch(R.COMPUTE, "operators"), kinds.map((kind) => R.swatch(R.KIND_COLOURS[kind] || R.GREY, kind.replaceAll("_", "-"))), R.swatch("waiting", "the device waits")),
       R.el("div", { id: "lanes", tabindex: 0, "aria-label": "Timeline: + and - zoom, arrows move, 0 shows all" }),
-      R.el("p", { class: "quiet" }, "Drag to zoom, double click to see all. Times are those of the cost model, on the first rank."));
+      R.el("p", { class: "quiet" }, `Drag to zoom, double click to see all. Times are those of the cost model${R.data.missing.timeline ? "" : ", on the first rank"}.`));
     R.get("lanes").addEventListener("keydown", R.timeKey);
     R.lanes = t.lanes.map((_, lane) => t.events.filter((e) => e[2] === lane).sort((a, b) => a[3] - b[3]));
     R.makeTimeline();

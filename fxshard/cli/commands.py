@@ -1,0 +1,36 @@
+"""What all commands have in common: a description, an example, exit codes and ``--json``."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from typing import Any
+
+WIDTH = 100
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that knows its ``options``, which completion scripts list."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.options: list[argparse.Action] = []
+        super().__init__(*args, **kwargs)
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        action = super().add_argument(*args, **kwargs)
+        self.options.append(action)
+        return action
+
+
+def add_command(commands: Any, name: str, help: str, example: str, description: str = "", json: str = "") -> CommandParser:
+    """A command with an example under its help. ``commands``: the subparsers; ``json``: what ``--json`` prints, if the option is there."""
+    parser: CommandParser = commands.add_parser(
+        name,
+        help=help,
+        description=textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", WIDTH),
+        epilog=f"example:\n  {example}\n\nexit codes: 0 done, 1 a fault of fxshard or a check that failed, 2 an error of the user's",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if json:
+        parser.add_argument("--json", action="store_true", help=f"print {json} as JSON")
+    return parser

@@ -1,0 +1,36 @@
+"""A program as plain data for views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fxshard.views.plan_view import Fields
+
+
+def program_fields(program: Any) -> Fields:
+    """What a ``ShardedProgram`` has besides its plan. (Its file imports this one, so its type is not named here.)"""
+    return {
+        "size_classes": len(program.modules),
+        "by_rank": bool(program.ranks),
+        "inputs": _ends(program.inputs, program.input_layouts, map(program.named, program.input_shapes), program.input_dtypes),
+        "outputs": _ends(program.outputs, program.output_layouts, map(program.named, program.output_shapes), program.output_dtypes),
+        "collectives": list(map(_collective, program.collectives)),
+        "sizes": list(map(_size, program.sizes)),
+        "guards": [{"condition": guard.condition, "where": guard.where} for guard in program.guards],
+    }
+
+
+def _collective(c: Any) -> dict[str, Any]:
+    common: dict[str, Any] = {"kind": c.kind, "axis": c.axis, "bytes": c.bytes}
+    return common | {"shape": list(c.shape), "dtype": c.dtype, "node": c.node, "serves": [list(pair) for pair in c.serves]}
+
+
+def _size(one: Any) -> dict[str, Any]:
+    places = [list(place) for place in one.places]
+    limits = {"least": one.least, "most": one.most, "multiple_of": one.unit, "uneven": one.uneven, "served": one.served}
+    return {"name": one.name, "places": places, **limits, "example": one.example}
+
+
+def _ends(ends: Any, layouts: Any, shapes: Any, dtypes: Any) -> list[dict[str, Any]]:
+    rows = zip(ends, layouts, shapes, dtypes, strict=True)
+    return [{"kind": e.kind, "name": e.name, "layout": str(at), "shape": list(s), "dtype": d} for e, at, s, d in rows]
