@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fxshard.runtime.module.styles import parallelize_module
     from fxshard.runtime.optim.clipping import clip_grad_norm_
     from fxshard.runtime.rank_graph.memory import program_memory
+    from fxshard.runtime.report import save_report
     from fxshard.strategies.engine.user_rules import register_rule
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ _HOME = {
     "save_checkpoint": "fxshard.runtime.checkpoint",
     "no_sync": "fxshard.runtime.module.accumulation",
     "program_memory": "fxshard.runtime.rank_graph.memory",
+    "save_report": "fxshard.runtime.report",
     "OpSpec": "fxshard.plans.plan_data",
     "ShardingPlan": "fxshard.plans.sharding_plan",
     "register_rule": "fxshard.strategies.engine.user_rules",
@@ -117,6 +119,7 @@ __all__ = [
     "program_memory",
     "register_rule",
     "save_checkpoint",
+    "save_report",
     "simulate",
     "visualize",
 ]

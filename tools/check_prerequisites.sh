@@ -1,5 +1,6 @@
 #!/bin/sh
-# Names what this machine lacks for `make demo` and `make test`, each with its remedy. Silent when nothing is missing.
+# Names what this machine lacks for `make demo` and `make test`, each with its remedy. Silent when nothing is missing; a browser is
+# optional, and a note.
 # PYTHON (default python3) is the interpreter that .venv will be made with; CXX (default g++) is Inductor's compiler.
 PYTHON=${PYTHON:-python3}
 if [ -z "${CXX:-}" ]; then
@@ -42,6 +43,11 @@ if ! has ${CXX%% *}; then
 elif ! printf '#include <vector>\nint main() { return 0; }\n' | $CXX -x c++ -fsyntax-only - >/dev/null 2>&1; then
     lacks "a working C++ compiler ($CXX cannot compile a program that includes <vector>)" \
         "apt-get install --reinstall g++, or name another one: CXX=clang++ make ..."
+fi
+
+if ! [ -x "${FXSHARD_BROWSER:-}" ] && ! has chromium && ! has chromium-browser && ! has google-chrome; then
+    echo "note: without Chromium the tests of the HTML report in a browser are skipped" >&2
+    echo "    remedy: apt-get install chromium, or name one: FXSHARD_BROWSER=/path/to/chrome" >&2
 fi
 
 if [ "$missing" -ne 0 ]; then

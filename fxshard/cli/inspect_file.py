@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.commands import add_command
+from fxshard.cli.html_report import add_html, check_html, write_file_report
 from fxshard.cli.progress import progress
 from fxshard.errors import FileError, OptionError
 from fxshard.files import atomic_file, read_bytes, read_start
@@ -117,6 +118,7 @@ def add_inspect(commands: Any) -> None:
     inspect.add_argument("--timeline", nargs="?", const="", metavar="TRACE.json", help=timeline_help)
     graph_help = "print the modules and the values between them as DOT (Graphviz), or write DOT or a drawing to a file"
     inspect.add_argument("--graph", nargs="?", const="", metavar="FILE.svg|FILE.dot", help=graph_help)
+    add_html(inspect)
     inspect.add_argument("--json", action="store_true", help="print everything, or only what the other options ask for, as JSON")
     inspect.set_defaults(command=inspect_file)
 
@@ -124,6 +126,7 @@ def add_inspect(commands: Any) -> None:
 def inspect_file(options: argparse.Namespace) -> None:
     """Prints the screen, or the parts that are asked for."""
     _find_file(options)
+    check_html(options)
     file = stored(options.file)
     try:
         with progress(f"reading {options.file}"):
@@ -174,6 +177,8 @@ def _asked(file: Stored, options: argparse.Namespace) -> list[Part]:
         parts.append(_timeline(file, options.timeline))
     if options.graph is not None:
         parts.append(_graph(view, options.graph))
+    if options.html:
+        parts.append(_html(file, options.html))
     return parts
 
 
@@ -302,6 +307,14 @@ def _graph(view: PlanView, output: str) -> Part:
     text = svg(graph) if output.endswith(".svg") else dot(graph)
     plain = {"modules": graph.lines, "edges": [[*edge, said] for edge, said in graph.edges.items()]}
     return Part("graph", lambda: _written(output, text, "") if output else text, lambda: plain)
+
+
+def _html(file: Stored, path: str) -> Part:
+    def written() -> str:
+        write_file_report(file.path, file.loaded, path)
+        return path
+
+    return Part("html", lambda: f"wrote {written()}", written)
 
 
 def _written(path: str, text: str, remark: str) -> str:

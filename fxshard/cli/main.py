@@ -18,6 +18,7 @@ from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
 from fxshard.cli.compile import add_compile
 from fxshard.cli.completion import add_completion
 from fxshard.cli.exit_codes import ended
+from fxshard.cli.html_report import add_html, check_html, write_plan_report
 from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
 from fxshard.cli.progress import progress
@@ -28,6 +29,7 @@ from fxshard.mesh.hardware import HARDWARE
 
 if TYPE_CHECKING:
     from fxshard.mesh.mesh import Mesh
+    from fxshard.plans.explanation import Explanation
     from fxshard.plans.sharding_plan import ShardingPlan
 
 FACTORY_HELP = "a Python file and a function in it that returns (model, args) or (model, args, kwargs)"
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", action="store_true", help=memory_help)
     at_help = "say what the plan, and the best plan, cost at other sizes of its dynamic dims (batch=4,seq=8192); may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
+    add_html(plan, alternatives=True)
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
 
@@ -177,6 +180,7 @@ def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
 
 def _plan(options: argparse.Namespace) -> int:
     _check_output(options)
+    check_html(options)
     mesh, plan_options = _mesh(options), _plan_options(options)
     if options.pipeline is not None:
         print(pipeline_text(options, mesh, plan_options))
@@ -197,7 +201,9 @@ def _plan(options: argparse.Namespace) -> int:
     if options.output:
         plan.save(options.output)
     if options.json:
-        print(json.dumps(_plan_as_json(plan, options, elsewhere), indent=1))
+        answers = _answers(plan, options)
+        print(json.dumps(_plan_as_json(plan, answers, elsewhere), indent=1))
+        write_plan_report(options, plan, answers)
         return 0
     print(inspect.summary(plan))
     if plan.origin is not None and plan.origin.cached is not None:
@@ -207,16 +213,23 @@ def _plan(options: argparse.Namespace) -> int:
     if options.memory:
         print(f"\n{inspect.memory_table(plan.memory_profile())}")
     codes = [ended(_print_at(plan, there)) for there in elsewhere]
-    for text in options.explain:
-        print(f"\n{plan.explain(*_parse_question(text))}")
+    answers = _answers(plan, options)
+    for answer in answers:
+        print(f"\n{answer}")
+    if write_plan_report(options, plan, answers):
+        print(f"\nwrote {options.html}")
     return max(codes, default=0)
 
 
-def _plan_as_json(plan: ShardingPlan, options: argparse.Namespace, elsewhere: Sequence[dict[str, int]]) -> dict[str, Any]:
+def _answers(plan: ShardingPlan, options: argparse.Namespace) -> list[Explanation]:
+    return [plan.explain(*_parse_question(text)) for text in options.explain]
+
+
+def _plan_as_json(plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]]) -> dict[str, Any]:
     from fxshard.cli.plain import plain
     from fxshard.inspect import to_json
 
-    asked = {"explain": [plain(plan.explain(*_parse_question(text))) for text in options.explain]}
+    asked = {"explain": [plain(answer) for answer in answers]}
     asked |= {"at": [plain(plan.at(**there)) for there in elsewhere]}
     return {**to_json(plan), **{name: found for name, found in asked.items() if found}}
 

@@ -188,6 +188,7 @@ class PlanData:
 
     Some fields only say where things come from, and count neither for equality nor for ``hash``: ``model`` is the name of its class ("" if
     unknown), ``lines`` gives the user's source line of a node, ``places`` its module, ``reads`` the nodes that make its operands,
+    ``results`` which result of these it reads (left out if the first of all),
     ``picked`` the (node, output index) of a redistributed value that is one of several results.
     """
 
@@ -211,6 +212,7 @@ class PlanData:
     model: str = field(default="", compare=False, repr=False)
     places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+    results: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def objective(self) -> float:

@@ -31,6 +31,7 @@ def write_sources(plan: PlanData) -> dict[str, Any]:
         **({"model": plan.model} if plan.model else {}),
         **({"modules": [_write_place(place, nodes) for place, nodes in modules.items()]} if modules else {}),
         **({"reads": [{"node": node, "of": list(made)} for node, made in plan.reads.items()]} if plan.reads else {}),
+        **({"results": [{"node": node, "of": list(picked)} for node, picked in plan.results.items()]} if plan.results else {}),
         **({"collectives": [write_collective(c) for c in plan.collectives]} if plan.collectives else {}),
     }
 
@@ -78,12 +79,18 @@ def _read_reads(field: Field) -> dict[str, tuple[str, ...]]:
     return {node: made for node, made in rows}
 
 
+def _read_results(field: Field) -> dict[str, tuple[int, ...]]:
+    rows = (one.record({"node": Field.text, "of": lambda f: f.tuple_of(Field.whole)}).values() for one in field.items())
+    return {node: picked for node, picked in rows}
+
+
 SOURCES: Mapping[str, tuple[str, Any]] = {
     "picked": ("picked", _read_picked),
     "lines": ("lines", _read_lines),
     "model": ("model", Field.text),
     "modules": ("places", _read_places),
     "reads": ("reads", _read_reads),
+    "results": ("results", _read_results),
 }
 """Field of the file -> field of the plan, and its reader."""
 

@@ -214,6 +214,7 @@ def write_plan(
         model=graph.model,
         places={name: Place(*place) for name, place in graph.places.items() if name in specs},
         reads={n.name: tuple(producer(o)[0].name for o in read) for n, read in annotated.times.operands.items() if read},
+        results={n.name: found for n, read in annotated.times.operands.items() if any(found := tuple(producer(o)[1] for o in read))},
         picked={m.value: (producer(n)[0].name, producer(n)[1]) for m in moves if is_getitem(n := graph.by_name[m.value])},
         recomputed=decision.recomputed,
     )
