@@ -1,0 +1,91 @@
+"""Adapts torch's test helpers in this process: tests of two or four GPUs run on the CPU, and compiled functions go where ``way`` says."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+WAYS = ("torch", "fxshard")
+FAKE_RANKS = "PYTORCH_TESTS_RANK", "PYTORCH_TESTS_RANKS", "PYTORCH_TESTS_STORE"
+"""Environment variables: this process is one of several ranks that take the place of torch's fake process group."""
+
+
+def adapt(way: str, compiler: str) -> None:
+    """Before the file is imported: no test is skipped for want of GPUs; ``way`` "fxshard" replaces the backends that it names."""
+    from torch.testing._internal import common_distributed, common_utils, inductor_utils
+
+    given, sys.argv[1:] = sys.argv[1:], []
+    common_utils.parse_cmd_line_args()
+    sys.argv[1:] = given
+    common_distributed.skip_if_lt_x_gpu = _not_skipped
+    inductor_utils.HAS_GPU = True
+    if os.environ.get(FAKE_RANKS[0]):
+        _real_groups()
+    if way == "fxshard":
+        _send_to_fxshard(compiler)
+
+
+def load(file: str) -> ModuleType:
+    """The test file as a module that the processes of its tests can import too."""
+    path = Path(file).resolve()
+    sys.path.insert(0, str(path.parent))
+    return importlib.import_module(path.stem)
+
+
+def _not_skipped(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return lambda test: test
+
+
+def _send_to_fxshard(compiler: str) -> None:
+    from fxshard.runtime.backend.backend import fxshard
+
+    compiled = torch.compile
+    ours = partial(fxshard, options={"compiler": compiler})
+
+    def compile_with_fxshard(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
+        return compiled(*args, backend=_replaced(backend, ours), **kwargs)
+
+    torch.compile = compile_with_fxshard
+
+
+def _replaced(backend: Any, ours: Callable[..., Any]) -> Any:
+    """fxshard in place of ``backend``; one that counts or records graphs still does."""
+    from torch._dynamo import testing
+
+    if isinstance(backend, testing.CompileCounterWithBackend):
+        backend.backend = ours
+        return backend
+    if isinstance(backend, testing.CompileCounter | testing.EagerAndRecordGraphs):
+        return partial(_recorded, backend, ours)
+    return ours
+
+
+def _recorded(recorder: Any, ours: Any, graph: Any, inputs: Any) -> Any:
+    recorder(graph, inputs)
+    return ours(graph, inputs)
+
+
+def _real_groups() -> None:
+    """Makes ``init_process_group("fake", ...)`` of rank 0 a gloo group of this process's rank."""
+    import torch.distributed as dist
+
+    rank, ranks, store = (os.environ[name] for name in FAKE_RANKS)
+    started, count = dist.init_process_group, 0
+
+    def start(backend: Any = None, **kwargs: Any) -> None:
+        nonlocal count
+        if backend != "fake" or kwargs.get("rank") != 0 or kwargs.get("world_size") != int(ranks):
+            started(backend, **kwargs)
+            return
+        count += 1
+        started("gloo", store=dist.FileStore(f"{store}{count}", int(ranks)), rank=int(rank), world_size=int(ranks))
+
+    dist.init_process_group = start
