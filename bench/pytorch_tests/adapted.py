@@ -1,9 +1,9 @@
-"""Adapts torch's test helpers in this process: tests of two or four GPUs run on the CPU, and compiled functions go where ``way`` says."""
+"""Adapts torch's test helpers in this process: tests of several GPUs run on the CPU, and compiled functions go where ``way`` says."""
 
 from __future__ import annotations
 
 import importlib
-import os
+import multiprocessing
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 WAYS = ("torch", "fxshard")
-FAKE_RANKS = "PYTORCH_TESTS_RANK", "PYTORCH_TESTS_RANKS", "PYTORCH_TESTS_STORE"
-"""Environment variables: this process is one of several ranks that take the place of torch's fake process group."""
 
 
 def adapt(way: str, compiler: str) -> None:
@@ -26,15 +24,14 @@ def adapt(way: str, compiler: str) -> None:
     common_utils.parse_cmd_line_args()
     sys.argv[1:] = given
     common_distributed.skip_if_lt_x_gpu = _not_skipped
+    common_distributed.MultiProcessTestCase._spawn_processes = _fork_processes
     inductor_utils.HAS_GPU = True
-    if os.environ.get(FAKE_RANKS[0]):
-        _real_groups()
     if way == "fxshard":
         _send_to_fxshard(compiler)
 
 
 def load(file: str) -> ModuleType:
-    """The test file as a module that the processes of its tests can import too."""
+    """The test file as a module."""
     path = Path(file).resolve()
     sys.path.insert(0, str(path.parent))
     return importlib.import_module(path.stem)
@@ -42,6 +39,11 @@ def load(file: str) -> ModuleType:
 
 def _not_skipped(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
     return lambda test: test
+
+
+def _fork_processes(case: Any) -> None:
+    """The processes of a test with several ranks begin as copies of this one, with all that was imported and adapted here."""
+    case._start_processes(multiprocessing.get_context("fork").Process)
 
 
 def _send_to_fxshard(compiler: str) -> None:
@@ -73,19 +75,23 @@ def _recorded(recorder: Any, ours: Any, graph: Any, inputs: Any) -> Any:
     return ours(graph, inputs)
 
 
-def _real_groups() -> None:
-    """Makes ``init_process_group("fake", ...)`` of rank 0 a gloo group of this process's rank."""
+def replace_fake_groups(rank: int, ranks: int, store: str) -> None:
+    """Makes each fake process group of ``ranks`` ranks that a test starts a gloo group, of which this process is ``rank``.
+
+    ``store``: the beginning of the names of the files by which the ranks find each other; another one for each test.
+    """
     import torch.distributed as dist
 
-    rank, ranks, store = (os.environ[name] for name in FAKE_RANKS)
-    started, count = dist.init_process_group, 0
+    count = 0
 
     def start(backend: Any = None, **kwargs: Any) -> None:
         nonlocal count
-        if backend != "fake" or kwargs.get("rank") != 0 or kwargs.get("world_size") != int(ranks):
+        if backend != "fake" or kwargs.get("rank") != 0 or kwargs.get("world_size") != ranks:
             started(backend, **kwargs)
             return
         count += 1
-        started("gloo", store=dist.FileStore(f"{store}{count}", int(ranks)), rank=int(rank), world_size=int(ranks))
+        started("gloo", store=dist.FileStore(f"{store}{count}", ranks), rank=rank, world_size=ranks)
 
+    started = getattr(dist.init_process_group, "replaced", dist.init_process_group)
+    start.replaced = started
     dist.init_process_group = start

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from bench.pytorch_tests.adapted import FAKE_RANKS, WAYS, adapt, load
+from bench.pytorch_tests.adapted import WAYS, adapt, load
 
 OF_TORCHS_GRAPHS = {
     r"FileCheck|run_and_get_(triton_)?code": "reads Inductor's code",
@@ -49,26 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="print the traceback of each failure")
     options = parser.parse_args(arguments)
     adapt("torch", options.compiler)
-    rows, apart, lost = [], [], 0
-    for name, test in _tests(load(options.file), options.k):
-        reason = _of_torchs_graphs(test)
-        if reason is not None:
-            apart.append((name, reason))
-            continue
-        found = {way: _run(name, way, options) for way in options.ways.split(",")}
-        ours = found.get("fxshard", Outcome(""))
-        lost += ours.outcome != "passes" and all(o.outcome == "passes" for way, o in found.items() if way == "torch")
-        said = next((o.said for o in reversed(found.values()) if o.outcome != "passes"), "")
-        rows.append((name, *(o.outcome for o in found.values()), said[:160]))
-        print(*rows[-1], sep="  ", flush=True)
+    every = [(name, _of_torchs_graphs(test)) for name, test in _tests(load(options.file), options.k)]
+    names, ways = [name for name, reason in every if reason is None], options.ways.split(",")
+    found = {way: _run(names, way, options) for way in ways}
+    rows = []
+    for name in names:
+        of_test = [found[way][name] for way in ways]
+        said = next((o.said for o in reversed(of_test) if o.outcome != "passes"), "")
+        rows.append((name, *(o.outcome for o in of_test), said[:160]))
         if options.verbose:
-            print(*(o.text for o in found.values()), sep="\n", flush=True)
-    print("\n" + tabulate(rows, headers=("test", *options.ways.split(","), "first line of the error"), tablefmt="github"))
-    for place, way in enumerate(options.ways.split(","), 1):
+            print(*(f"{name}, {way}:\n{o.text}" for way, o in zip(ways, of_test, strict=True) if o.text), sep="\n")
+    print(tabulate(rows, headers=("test", *ways, "first line of the error"), tablefmt="github"))
+    for place, way in enumerate(ways, 1):
         print(f"{way}: " + ", ".join(f"{count} {outcome}" for outcome, count in Counter(row[place] for row in rows).items()))
+    apart = [(name, reason) for name, reason in every if reason is not None]
     if apart:
         print("\n" + tabulate(apart, headers=("not run", "why"), tablefmt="github"))
-    return int(lost > 0)
+    return int(any(row[1:3] == ("passes", "fails") for row in rows))
 
 
 def _tests(module: Any, pattern: str | None) -> Iterator[tuple[str, Any]]:
@@ -94,28 +90,17 @@ def _of_torchs_graphs(test: unittest.TestCase) -> str | None:
     return next((reason for pattern, reason in OF_TORCHS_GRAPHS.items() if re.search(pattern, source)), None)
 
 
-def _run(name: str, way: str, options: argparse.Namespace) -> Outcome:
-    """The outcome of a test in processes of its own; that of the first rank that fails."""
+def _run(names: Sequence[str], way: str, options: argparse.Namespace) -> dict[str, Outcome]:
+    """The outcome of each test, in processes of its own; of several ranks, that of the first that fails."""
+    ranks, found = range(options.ranks), {}
+    output = None if options.verbose else subprocess.DEVNULL
     with tempfile.TemporaryDirectory() as folder:
-        started = []
-        for rank in range(options.ranks):
-            result = Path(folder) / f"{rank}.json"
-            command = [sys.executable, "-m", "bench.pytorch_tests.one", options.file, name, way, options.compiler, str(result)]
-            values = (str(rank), str(options.ranks), f"{folder}/store") if options.ranks > 1 else ("", "", "")
-            environment = {**os.environ, **dict(zip(FAKE_RANKS, values, strict=True))}
-            output = subprocess.DEVNULL if not options.verbose else None
-            started.append((result, subprocess.Popen(command, env=environment, stdout=output, stderr=output)))
-        found = [_outcome(result, process, options.limit) for result, process in started]
-    return next((one for one in found if one.outcome != "passes"), found[0])
-
-
-def _outcome(result: Path, process: subprocess.Popen[bytes], limit: float) -> Outcome:
-    try:
-        process.wait(limit)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return Outcome("fails", "stopped at the time limit")
-    if not result.exists():
-        return Outcome("fails", f"the process died ({process.returncode})")
-    return Outcome(**json.loads(result.read_text()))
+        given = options.file, way, options.compiler, str(options.limit), folder, str(options.ranks)
+        command = [sys.executable, "-m", "bench.pytorch_tests.one_way", *given]
+        started = [subprocess.Popen([*command, str(r), *names], stdout=output, stderr=output) for r in ranks]
+        for process in started:
+            process.wait()
+        for name in names:
+            of_ranks = [Outcome(**json.loads(Path(folder, f"{name}.{rank}.json").read_text())) for rank in ranks]
+            found[name] = next((one for one in of_ranks if one.outcome != "passes"), of_ranks[0])
+    return found
