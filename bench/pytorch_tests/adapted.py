@@ -6,12 +6,14 @@ import importlib
 import multiprocessing
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor
 
 WAYS = ("torch", "fxshard")
 
@@ -24,6 +26,9 @@ def adapt(way: str, compiler: str) -> None:
     common_utils.parse_cmd_line_args()
     sys.argv[1:] = given
     common_distributed.skip_if_lt_x_gpu = _not_skipped
+    torch.distributed.tensor.randn = _randn
+    fsdp = torch.distributed.fsdp.FullyShardedDataParallel
+    fsdp.__init__ = partialmethod(_fsdp_on_cpu, fsdp.__init__)
     common_distributed.MultiProcessTestCase._spawn_processes = _fork_processes
     inductor_utils.HAS_GPU = True
     if way == "fxshard":
@@ -39,6 +44,16 @@ def load(file: str) -> ModuleType:
 
 def _not_skipped(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
     return lambda test: test
+
+
+def _fsdp_on_cpu(wrapper: Any, init: Any, module: Any, *args: Any, device_id: Any = "cpu", **kwargs: Any) -> None:
+    """FSDP, which looks for an accelerator unless it is given a device."""
+    init(wrapper, module, *args, device_id=torch.device(device_id), **kwargs)
+
+
+def _randn(*size: int, device_mesh: Any, placements: Any) -> Any:
+    """``torch.distributed.tensor.randn``, which needs an accelerator's generator."""
+    return torch.distributed.tensor.distribute_tensor(torch.randn(size), device_mesh, placements)
 
 
 def _fork_processes(case: Any) -> None:
