@@ -1,9 +1,10 @@
-"""The backend within FSDP1 (``FullyShardedDataParallel``), alone and around tensor parallelism: two ranks, as in eager
-execution; ``plan`` and ``parallelize`` refuse such a model by name."""
+"""The backend within FSDP1 (``FullyShardedDataParallel``), on two ranks, and around tensor parallelism on four: two steps, as in eager
+execution. ``plan`` and ``parallelize`` refuse such a model by name."""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,12 @@ class Layers(nn.Module):
         return self.second(self.first(input)).tanh()
 
 
-def wrapped(model: nn.Module, data: int) -> nn.Module:
-    """The model within FSDP1, layer by layer and as a whole, on ``data`` ranks, with tensor parallelism on the others."""
-    mesh = init_device_mesh("cpu", (data, 2 // data), mesh_dim_names=("dp", "tp"))
+def wrapped(model: nn.Module, tensor: int) -> nn.Module:
+    """The model within FSDP1, layer by layer and as a whole, on two ranks, with tensor parallelism on ``tensor`` ranks within it."""
+    mesh = init_device_mesh("cpu", (2, tensor), mesh_dim_names=("dp", "tp"))
     for name in ("first", "second"):
         layer = getattr(model, name)
-        if data == 1:
+        if tensor > 1:
             parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         setattr(model, name, fsdp(layer, mesh["dp"]))
     return fsdp(model, mesh["dp"])
@@ -51,13 +52,13 @@ def fsdp(module: nn.Module, mesh: object) -> nn.Module:
     return FullyShardedDataParallel(module, device_mesh=mesh, use_orig_params=True, device_id=torch.device("cpu"))
 
 
-def same(data: int) -> None:
+def same(tensor: int) -> None:
     model = Layers().double()
-    eager, have = wrapped(copy.deepcopy(model), data), wrapped(model, data)
+    eager, have = wrapped(copy.deepcopy(model), tensor), wrapped(model, tensor)
     compiled = torch.compile(have, backend="fxshard", options={"compiler": "eager", "timeout": 60.0})
     x = torch.randn(4, 6, dtype=torch.float64)
     steps = [torch.optim.SGD(one.parameters(), 0.1) for one in (eager, have)]
-    for _ in range(data):  # torch's FSDP1 on one rank around DTensors fails in its second step, without a backend too
+    for _ in range(2):
         results = [one(x) for one in (eager, compiled)]
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
         for result, step in zip(results, steps, strict=True):
@@ -68,17 +69,10 @@ def same(data: int) -> None:
             torch.testing.assert_close(q, p, rtol=1e-9, atol=1e-9)
     for refused in (fxshard.plan, fxshard.parallelize):
         with pytest.raises(OptionError, match="wrapped by FSDP or DDP"):
-            refused(have, (x,), init_device_mesh("cpu", (2,), mesh_dim_names=("world",)))
+            refused(have, (x,), init_device_mesh("cpu", (2 * tensor,), mesh_dim_names=("world",)))
 
 
-def alone() -> None:
-    same(2)
-
-
-def around_tensor_parallelism() -> None:
-    same(1)
-
-
-def test_two_ranks(tmp_path: Path) -> None:
-    found = run_scenarios({"alone": alone, "around_tensor_parallelism": around_tensor_parallelism}, 2, tmp_path)
-    assert not any(found.values()), found
+@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_two_steps(tensor: int, tmp_path: Path) -> None:
+    (said,) = run_scenarios({"same": partial(same, tensor)}, 2 * tensor, tmp_path).values()
+    assert not said, said
