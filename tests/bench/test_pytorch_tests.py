@@ -38,6 +38,7 @@ class Tests(TestCase):
 """
 
 
+@pytest.mark.slow
 def test_verdicts(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "test_of_torch_in_a_file.py"
     file.write_text(FILE)
