@@ -95,6 +95,11 @@ def _parts(name: str) -> tuple[str, int | None] | None:
     return match[1], None if match[2] is None else int(match[2])
 
 
+def is_reserved(name: str) -> bool:
+    """Whether graphs rename a node of this name: a keyword, a built-in function, or a name that generated code uses."""
+    return name in _illegal_names
+
+
 def lazy_graph_module(graph: fx.Graph) -> fx.GraphModule:
     """A GraphModule that generates its Python code only when called, since interpreters never need it."""
     from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module

@@ -31,6 +31,7 @@ from fxshard._torch_compat.dynamo.kernels import kernels_captured
 from fxshard._torch_compat.dynamo.side_effects import noted_side_effects
 from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode, storage_key
 from fxshard._torch_compat.flex_attention import flex_attention_of_any_device
+from fxshard._torch_compat.nodes import is_reserved
 from fxshard._torch_compat.sizes.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
 from fxshard.graph.objects import CallResultSpec, on_cpu, open_call
@@ -452,10 +453,11 @@ def _name_outputs(joint: fx.GraphModule, names: Mapping[str, str], paths: Sequen
 
 
 def _rename(node: fx.Node, name: str, taken: set[str]) -> None:
-    """Renames a node after the user's name: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``. ``taken``: the names of all nodes."""
+    """Renames a node after the user's name: ``layers.0.wq.weight`` -> ``layers_0_wq_weight``, ``input`` -> ``input_1``, because graphs may
+    not use the names of Python's built-in functions. ``taken``: the names of all nodes."""
     taken.discard(node.name)
-    clean = re.sub(r"\W+", "_", name).strip("_").lower() or "value"
-    clean = f"_{clean}" if clean[0].isdigit() else clean
+    clean = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_").lower() or "value"
+    clean = f"_{clean}" if clean[0].isdigit() else f"{clean}_1" if is_reserved(clean) else clean
     unique, count = clean, 0
     while unique in taken:
         count += 1

@@ -41,6 +41,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.dtensor.rules import mesh_of_one
+from fxshard._torch_compat.dynamo.compiled_autograd import compile_by_torch, in_compiled_autograd
 from fxshard.errors import FxshardError, OptionError, SizesError
 from fxshard.files import make_folder
 from fxshard.graph.planning_graph import PlanningGraph
@@ -72,7 +73,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
 )
 from fxshard.runtime.calls.inputs import check_plain_results, other_calls_text
 from fxshard.runtime.calls.runner import Runner
-from fxshard.runtime.compile.compile import compile_program
+from fxshard.runtime.compile.compile import COMPILERS, compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind, bind_graph, mesh_device
@@ -83,6 +84,7 @@ from fxshard.shapes import DynamicDim
 
 register_with_dtensor()
 
+log = logging.getLogger("fxshard")
 WARN_AT_PROGRAMS = 8
 """The number of programs of one graph at which the user is warned."""
 
@@ -104,6 +106,8 @@ def fxshard(
         LayoutError: pins or layouts that cannot be satisfied. PlanError: a plan for another graph, a DTensor on another mesh.
         RunError: ranks disagree (then see ``fxshard.local_batch``), or one is missing.
     """
+    if in_compiled_autograd():
+        return _compile_around_programs(module, example_inputs, (options or {}).get("compiler", COMPILERS[0]))
     try:
         graph = read_graph(module, example_inputs)
     except FxshardError as error:
@@ -112,6 +116,13 @@ def fxshard(
     if given is not None and given.get("mesh") is not None:
         return GraphPrograms(graph, given, others)
     return MeshPrograms(graph, given, others)
+
+
+def _compile_around_programs(module: fx.GraphModule, example_inputs: Sequence[Any], compiler: str) -> Callable[..., Any]:
+    """A graph of compiled autograd, compiled without a plan: it is what ``backward`` runs before and after the backward of fxshard's
+    programs, on tensors that may be this rank's own."""
+    log.info("what compiled autograd captured of the backward, beside fxshard's programs, is compiled for this rank, without a plan")
+    return compile_by_torch(compiler, module, example_inputs)
 
 
 def _refuse(error: FxshardError, *args: Any) -> Sequence[Any]:

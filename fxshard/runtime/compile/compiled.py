@@ -172,6 +172,7 @@ class _ProgramCall(torch.autograd.Function):
         return results
 
     @staticmethod
+    @torch.compiler.disable(reason="compiled autograd need not capture a program, which is compiled already")
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         if not torch.is_grad_enabled():
             return _backward(ctx, *grads)
