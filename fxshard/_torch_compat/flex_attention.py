@@ -1,12 +1,12 @@
-"""Private names of torch (2.13): ``flex_attention`` as one operator, on the CPU too, and in plain operators.
+"""Private names of torch (2.13): ``flex_attention`` as one operator, on the CPU too, and its functions as graphs.
 
-What would replace them: ``flex_attention`` that is traced for training on any device, and its documented reference.
+What would replace them: ``flex_attention`` that is traced for training on any device, and a documented way to trace its functions.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,10 @@ def is_flex_attention(target: Any) -> bool:
     return target is torch.ops.higher_order.flex_attention
 
 
-def flex_attention_in_plain_operators() -> Callable[..., Any]:
-    """torch's reference implementation, with the same arguments; of the block mask it reads only the last entry, the function."""
-    from torch._higher_order_ops.flex_attention import math_attention
+def graph_of_mod(mod: Callable[..., Any], examples: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """The aten graph of a ``mask_mod`` or ``score_mod`` on fake scalars, in which indexing by a scalar is ``aten.index``."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    from torch.fx.experimental.proxy_tensor import make_fx
 
-    return math_attention
+    with torch.no_grad(), TransformGetItemToIndex():
+        return make_fx(mod)(*examples)

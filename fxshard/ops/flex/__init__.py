@@ -1,0 +1,4 @@
+"""``fxshard::flex_attention``: attention whose mask and scores are functions of the user, as one node.
+
+functions.py: these functions as text, which an operator can take as an argument. attention.py: the operator and its backward.
+"""
