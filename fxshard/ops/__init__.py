@@ -1,7 +1,7 @@
 """fxshard's own operators: each is one node of the planning graph, independent of the device.
 
-``einsum`` represents every matmul (its equation is its rule), ``sdpa`` attention, ``flex_attention`` that whose mask and
-scores are functions, ``dropout`` its mask and scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
+``einsum`` represents every matmul (its equation is its rule), ``sdpa`` attention, ``flex_attention`` attention whose mask and scores are
+functions, ``dropout`` its mask and scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
 ``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose layout the model itself names. ``norms/`` has the
 operators into which softmax, cross-entropy and normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``,
 ``row_sum``, ...); each is correct on a shard of the summed dim. ``experts/`` has those of mixtures of experts.

@@ -66,6 +66,8 @@ def _check(target: Any) -> None:
     schema = schema_of(target)
     if not isinstance(target, OpOverload) or target.namespace != "aten" or schema is None or schema.is_mutable:
         raise NotSerializable(str(target))
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        raise NotSerializable(f"{target}, which draws random numbers")
 
 
 def _makes_tensors(target: Any) -> bool:
