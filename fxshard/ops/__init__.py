@@ -1,8 +1,9 @@
 """fxshard's own operators: each is one node of the planning graph, independent of the device.
 
 ``einsum`` represents every matmul (its equation is its rule), ``sdpa`` attention, ``flex_attention`` attention whose mask and scores are
-functions, ``dropout`` its mask and scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
-``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose layout the model itself names. ``norms/`` has the
+functions, ``varlen_attention`` that within packed sequences, ``dropout`` its mask and scaling, ``random`` every other random draw,
+``constant`` small literal tensors, ``to_local`` and ``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose
+layout the model itself names. ``norms/`` has the
 operators into which softmax, cross-entropy and normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``,
 ``row_sum``, ...); each is correct on a shard of the summed dim. ``experts/`` has those of mixtures of experts.
 
@@ -31,6 +32,7 @@ with quick_sources():
     )
     from fxshard.ops.experts import products, rows
     from fxshard.ops.flex import attention as flex_attention
+    from fxshard.ops.flex import varlen
     from fxshard.ops.norms import cross_entropy, normalization, row_norm, softmax
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "random",
     "returned",
     "user_kernel",
+    "varlen",
     "cross_entropy",
     "normalization",
     "row_norm",

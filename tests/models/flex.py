@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 2
 WIDTH = HEADS * HEAD_DIM
@@ -67,10 +68,23 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: Any) -> Tensor:
     return scores.masked_fill(~kept, -torch.inf).softmax(-1) @ v
 
 
-def both(mask: str | None, score: str | None) -> tuple[nn.Module, nn.Module]:
+class VarlenAttention(FlexAttention):
+    """Causal attention within packed sequences. Called with x [tokens, WIDTH] and bounds [sequences + 1], where they begin and end."""
+
+    def forward(self, x: Tensor, bounds: Tensor) -> Tensor:
+        q, k, v = (w(x).unflatten(-1, (-1, HEAD_DIM)) for w in (self.wq, self.wk, self.wv))
+        if not self.dense:
+            return self.wo(varlen_attn(q, k, v, bounds, bounds, len(x), len(x), window_size=(-1, 0), enable_gqa=True).flatten(1))
+        sequence = torch.searchsorted(bounds, torch.arange(len(x), dtype=torch.int32), right=True)
+        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
+        y = _dense(q, k, v, None, lambda b, h, i, j: (sequence[i] == sequence[j]) & (i >= j))
+        return self.wo(y[0].transpose(0, 1).flatten(1))
+
+
+def both(mask: str | None, score: str | None, kind: type[FlexAttention] = FlexAttention) -> tuple[nn.Module, nn.Module]:
     """The model, and the same in single operators, with equal weights of float64."""
     torch.manual_seed(0)
-    model, dense = FlexAttention(mask, score).double(), FlexAttention(mask, score, dense=True).double()
+    model, dense = kind(mask, score).double(), kind(mask, score, dense=True).double()
     dense.load_state_dict(model.state_dict())
     return model, dense
 

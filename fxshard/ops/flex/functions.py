@@ -21,6 +21,8 @@ from fxshard.graph.json_values import NotSerializable, from_json, function_name,
 
 DEVICE = ("device", "pin_memory", "layout")
 """Arguments that say where a new tensor is; it is where the arguments of the function are."""
+IDENTITY = "[5,[],0]"
+"""The text of a score function that returns the score."""
 PLACE = 4
 """Number of scalars that say where a score is: batch, head, query, key."""
 

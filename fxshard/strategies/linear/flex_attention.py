@@ -1,4 +1,5 @@
-"""Attention with functions for mask and scores (``fxshard::flex_attention``): batch, heads and queries can be sharded.
+"""Attention with functions for mask and scores (``fxshard::flex_attention``): batch, heads and queries can be sharded; attention within
+packed sequences (``fxshard::varlen_attention``): heads.
 
 The functions get places in the whole tensors, so that a shard passes the place of its first batch, head and query. The tensors that they
 read stay whole; gradients of those are pending sums if anything is sharded.
@@ -56,5 +57,27 @@ def local_flex(ctx: LocalContext) -> Any:
     return ctx.emit(ctx.target, *replaced(ctx.args, {first + 2 + dim: offset for dim, offset in enumerate(offsets)}))
 
 
+def varlen(call: Call) -> Factors:
+    """(q, k, v, bounds, bounds, used keys, ...) -> (out, logsumexp): heads can be sharded, sequences are of any length, and stay whole."""
+    q, k = _packed(call, 0)
+    rest = [[""] * meta.ndim for meta in call.operands[3:]]
+    return factors([q, k, k, *rest], [q, [q[1], "s!"]])
+
+
+def varlen_backward(call: Call) -> Factors:
+    """(grad, q, k, v, out, logsumexp, bounds, bounds, ...) -> (dq, dk, dv): linear in grad."""
+    q, k = _packed(call, 1)
+    return factors([q, q, k, k, q, [q[1], "s!"], [""], [""]], [q, k, k], linear=linear_groups(call, [(0,)]))
+
+
+def _packed(call: Call, query: int) -> tuple[list[Name], list[Name]]:
+    """Dims of q and out [s, h, d], and of k and v [t, h or h/g, d]."""
+    heads, shared = call.operands[query].shape[1], call.operands[query + 1].shape[1]
+    one, grouped = shared == 1, heads != shared
+    return ["s!", "g" if grouped and one else ("h", "g!") if grouped else "h", "d!"], ["t!", "" if grouped and one else "h", "d!"]
+
+
 register("fxshard.flex_attention.default", flex_attention, local=local_flex)
 register("fxshard.flex_attention_backward.default", flex_attention_backward, local=local_flex)
+register("fxshard.varlen_attention.default", varlen)
+register("fxshard.varlen_attention_backward.default", varlen_backward)

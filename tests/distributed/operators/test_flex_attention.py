@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
 from tests.distributed.scenarios import two_ranks
 from tests.distributed.sizes.test_any_size import same
-from tests.models.flex import both, inputs
+from tests.models.flex import VarlenAttention, both, inputs
 
 pytestmark = pytest.mark.distributed
 
@@ -49,10 +50,23 @@ def any_length() -> None:
     _sharded("documents", "alibi", [12, 8, 7, 3, 1], "eager", 1, dynamic_shapes={"x": {1: "length"}, "documents": {1: "length"}})
 
 
+def heads_of_packed_sequences_compiled() -> None:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    model, dense = both(None, None, VarlenAttention)
+    args = inputs(9)[0][0], torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+    parallel = {"tp": {"wq": "colwise", "wk": "colwise", "wv": "colwise", "wo": "rowwise"}}
+    sharded = fxshard.parallelize(model, args, mesh, parallel=parallel, compiler="inductor", cache=False)
+    (program,) = sharded.forward.programs
+    specs = [str(n.spec) for n in program.plan.nodes if n.op == "fxshard.varlen_attention.default"]
+    assert len(specs) == 1 and specs[0].startswith("S(1), S(1), S(1)"), specs
+    same(sharded, dense, args)
+
+
 found, test_two_ranks = two_ranks(
     documents_in_a_sharded_sequence,
     documents_in_an_uneven_sequence_compiled,
     a_window_in_a_sharded_batch_compiled,
     prefixes_in_a_sharded_sequence_compiled,
     any_length,
+    heads_of_packed_sequences_compiled,
 )
