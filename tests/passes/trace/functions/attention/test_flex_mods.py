@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fxshard
 from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.lowering.lower import lower
 from fxshard.passes.trace.trace import trace
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.models.flex import MASKS, SCORES, both, inputs
 from tests.passes.tracing import SQUARE, THREE, TWO, simulated, targets
@@ -49,3 +53,15 @@ def test_batch_heads_and_queries_are_sharded() -> None:
         if str(node.target) in NODES:
             outputs = {str(spec.outputs[0]) for spec in annotated.specs[node.name]}
             assert outputs >= {"S(0)", "S(1)", "S(2)"}, node.name
+
+
+@pytest.mark.parametrize("length", [8, 7])
+def test_the_plan_of_the_solver(length: int) -> None:
+    """With a sharded sequence, queries are sharded, and keys are whole."""
+    model, dense = both("documents", "table")
+    plan = fxshard.plan(model, inputs(length), SQUARE, parallel={("a", "b"): fxshard.ContextParallel(dim=1)}, train=True, cache=False)
+    (spec,) = (n.spec for n in plan.nodes if n.op == "fxshard.flex_attention.default")
+    assert spec.inputs[0].axes_on(2) and not spec.inputs[1].axes_on(2)
+    program = lower(trace(model, inputs(length)), plan)
+    result = simulate_program(program, program_values(program, model, inputs(length)))
+    assert_equal_to_one_device(result, one_device(dense, inputs(length)), 1e-9)
