@@ -102,3 +102,19 @@ def test_the_logsumexp() -> None:
     lse = torch.utils._pytree.tree_leaves(simulated(trace(model, args, train=False), TWO, model, args).outputs)[1]
     scores = torch.einsum("shd,thd->hst", args[0][:3], args[1][:4].repeat_interleave(3, 1)) * D**-0.5
     torch.testing.assert_close(lse[:, :3], scores.logsumexp(-1), rtol=1e-9, atol=1e-12)
+
+
+def _jagged(_: Any, x: Tensor, bounds: Tensor) -> Tensor:
+    return torch.nested.nested_tensor_from_jagged(x, bounds).sum(1)
+
+
+def _nested_attention(_: Any, x: Tensor, bounds: Tensor) -> Tensor:
+    rows = torch.nested.nested_tensor_from_jagged(x, bounds, max_seqlen=5, min_seqlen=0).transpose(1, 2)
+    return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows).transpose(1, 2).values()
+
+
+@pytest.mark.parametrize("function", [_jagged, _nested_attention])
+def test_nested_tensors_name_this_as_the_remedy(function: Any) -> None:
+    with pytest.raises(TraceError) as error:
+        trace(Function(function), (real(sum(QUERIES), H, D), _bounds(QUERIES).long()))
+    assert error.value.remedy is not None and "varlen_attn" in error.value.remedy
