@@ -18,8 +18,8 @@ from fxshard.ops.attention import lse_dtype
 from fxshard.ops.flex.functions import everywhere, function_of, is_identity, place_of
 from fxshard.ops.kernels import ALLOCATIONS
 
-ROWS = 128
-"""Queries whose scores are in memory at once."""
+ROWS, SCORES = 128, 2**25
+"""Queries, and about how many scores, that are in memory at once."""
 
 
 class Mods(NamedTuple):
@@ -37,7 +37,7 @@ class Mods(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Scores of some queries and keys that are computed together: ranges, place, and which of the scores are seen [b, h, s, t]."""
+    """Scores of some queries and keys that are computed together: ranges, place, which of the scores are seen [b or 1, h or 1, s, t]."""
 
     rows: slice
     keys: slice
@@ -46,18 +46,31 @@ class Block(NamedTuple):
 
 
 def _blocks(q: Tensor, k: Tensor, mods: Mods) -> Iterator[Block]:
-    """Blocks of ``ROWS`` queries, with the keys between the first and last that are seen; none for queries that see no key."""
+    """Blocks of queries, with the keys between the first and last that are seen; none for queries that see no key."""
     if not q.numel() or not k.numel():
         return
     batch, head, row, key = place_of((*q.shape[:3], k.shape[2]), (*mods.offsets, None), q.device)
     sees = everywhere(function_of(mods.mask), 0, len(mods.mask_tensors))
-    for start in range(0, q.shape[2], ROWS):
-        rows = slice(start, start + ROWS)
-        seen = sees(batch, head, row[rows], key, *mods.mask_tensors)
+    size = _rows(q, k)
+    for start in range(0, q.shape[2], size):
+        rows = slice(start, start + size)
+        seen = _narrow(sees(batch, head, row[rows], key, *mods.mask_tensors))
         used = seen.flatten(0, 2).any(0).nonzero()
         if len(used):
             keys = slice(int(used[0]), int(used[-1]) + 1)
             yield Block(rows, keys, (batch, head, row[rows], key[keys]), seen[..., keys])
+
+
+def _rows(q: Tensor, k: Tensor) -> int:
+    """Queries in a block: at most ROWS, fewer if their scores are many more than SCORES."""
+    return max(8, min(ROWS, SCORES // (q.shape[0] * q.shape[1] * k.shape[2])))
+
+
+def _narrow(seen: Tensor) -> Tensor:
+    """``seen`` [b, h, s, t] without the copies for batches and heads on which it does not depend."""
+    for dim in (0, 1):
+        seen = seen.narrow(dim, 0, 1) if seen.stride(dim) == 0 else seen
+    return seen
 
 
 def _by_key_head(x: Tensor, heads: int) -> Tensor:
@@ -206,7 +219,8 @@ torch.library.register_autograd("fxshard::flex_attention", _backward, setup_cont
 
 
 def _some_scores(q: Tensor, k: Tensor) -> Tensor:
-    return q.new_empty([*q.shape[:2], min(ROWS, q.shape[2]), k.shape[2]], dtype=lse_dtype(q))
+    rows = min(_rows(q, k), q.shape[2]) if k.numel() and q.numel() else 0
+    return q.new_empty([*q.shape[:2], rows, k.shape[2]], dtype=lse_dtype(q))
 
 
 def _most(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,9 +231,10 @@ def _most(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Ten
 
 
 def _most_of_backward(grad: Tensor, grad_lse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> list[Tensor]:
-    scores = _some_scores(q, k)
-    weights = (scores + 1).exp()
-    _ = weights * (scores - 1)
+    raw = _some_scores(q, k)
+    weights = (raw + 1).exp()
+    of_weights = raw - 1
+    _ = weights * (of_weights - 1), raw * 2
     return [t.new_empty(t.shape, dtype=lse.dtype) for t in (q, k, v)] + _fake_backward(grad, grad_lse, q, k, v, out, lse, *rest)[3:]
 
 

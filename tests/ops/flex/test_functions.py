@@ -10,6 +10,7 @@ import torch
 
 from fxshard._torch_compat.flex_attention import graph_of_mod
 from fxshard.graph.json_values import NotSerializable
+from fxshard.ops.flex import attention
 from fxshard.ops.flex.functions import everywhere, function_of, function_text, is_identity, place_of
 
 SIZES = (2, 3, 4, 5)
@@ -40,6 +41,21 @@ def test_a_function_everywhere(name: str) -> None:
     assert found.shape == SIZES
     for place in ((0, 0, 0, 0), (1, 2, 3, 4), (1, 0, 3, 1), (0, 2, 1, 3)):
         assert bool(found[place]) == bool(function(*map(torch.tensor, place), *tensors)), place
+
+
+def test_a_mask_is_as_wide_as_what_it_depends_on() -> None:
+    for function, shape in (
+        (lambda b, h, q, k: q > k, (1, 1, 4, 5)),
+        (lambda b, h, q, k: q + b > k, (2, 1, 4, 5)),
+        (lambda b, h, q, k: q > h, (1, 3, 4, 5)),
+    ):
+        found = everywhere(function_of(text(function)), 0, 0)(*place_of(SIZES, (None,) * 4, torch.device("cpu")))
+        assert attention._narrow(found).shape == shape
+
+
+def test_fewer_queries_at_once_if_keys_are_many() -> None:
+    q, few, many = (torch.empty(2, 16, size, 1, device="meta") for size in (512, 1000, 2**15))
+    assert (attention._rows(q, few), attention._rows(q, many)) == (attention.ROWS, 32)
 
 
 def test_places_of_a_shard() -> None:
