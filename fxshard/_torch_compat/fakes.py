@@ -71,7 +71,9 @@ def kernels_for_shapes(mode: FakeTensorMode, allowed: bool) -> Iterator[None]:
 
 
 def storage_key(value: torch.Tensor) -> int:
-    """A key that is equal for tensors that share storage, fake ones too, as long as one of them is alive."""
+    """A key that is equal for tensors that share storage, fake ones too, while one of them is alive; under vmap, that of all slices."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
     return value.untyped_storage()._cdata
 
 

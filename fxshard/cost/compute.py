@@ -144,6 +144,28 @@ def _block_attention(matmuls: int, query: int) -> Flops:
     return flops
 
 
+def _flex_attention(products: int, query: int) -> Flops:
+    """The same with functions for mask and scores, whose effect on the scores that are computed is not known: all of them count."""
+
+    def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+        first = query + (1 if query and call.meta(1) is not None else 0)
+        q, keys, value = inputs[first], inputs[first + 1], inputs[first + 2]
+        return products * math.prod(q[:-1]) * keys[-2] * (q[-1] + value[-1])
+
+    return flops
+
+
+def _varlen_attention(products: int, query: int) -> Flops:
+    """The same within packed sequences: each query sees at most as many keys as the longest sequence has."""
+
+    def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+        longest = call.arg(9 if query else 7)
+        keys = inputs[query + 1][0]
+        return products * 2.0 * math.prod(inputs[query]) * (min(longest, keys) if isinstance(longest, int) else keys)
+
+    return flops
+
+
 def _convolution(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
     """2 x output elements x weight elements of one output channel."""
     return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][1:])
@@ -189,6 +211,10 @@ _FLOPS: dict[str, Flops] = {
     "fxshard.sdpa_backward.default": _sdpa(5, 1),
     "fxshard.block_attention.default": _block_attention(2, 0),
     "fxshard.block_attention_backward.default": _block_attention(5, 1),
+    "fxshard.flex_attention.default": _flex_attention(2, 0),
+    "fxshard.flex_attention_backward.default": _flex_attention(5, 1),
+    "fxshard.varlen_attention.default": _varlen_attention(2, 0),
+    "fxshard.varlen_attention_backward.default": _varlen_attention(5, 1),
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
     "aten._grouped_mm.default": _grouped(1),

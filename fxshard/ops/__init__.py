@@ -1,8 +1,9 @@
 """fxshard's own operators: each is one node of the planning graph, independent of the device.
 
-``einsum`` represents every matmul (its equation is its rule), ``sdpa`` attention, ``dropout`` its mask and
-scaling, ``random`` every other random draw, ``constant`` small literal tensors, ``to_local`` and
-``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose layout the model itself names. ``norms/`` has the
+``einsum`` represents every matmul (its equation is its rule), ``sdpa`` attention, ``flex_attention`` attention whose mask and scores are
+functions, ``varlen_attention`` that within packed sequences, ``dropout`` its mask and scaling, ``random`` every other random draw,
+``constant`` small literal tensors, ``to_local`` and ``from_local`` the boundaries of a ``local_map`` region, ``placed`` a value whose
+layout the model itself names. ``norms/`` has the
 operators into which softmax, cross-entropy and normalisations are decomposed (``sum_exp``, ``target_score``, ``channel_sum``,
 ``row_sum``, ...); each is correct on a shard of the summed dim. ``experts/`` has those of mixtures of experts.
 
@@ -30,6 +31,8 @@ with quick_sources():
         user_kernel,
     )
     from fxshard.ops.experts import products, rows
+    from fxshard.ops.flex import attention as flex_attention
+    from fxshard.ops.flex import varlen
     from fxshard.ops.norms import cross_entropy, normalization, row_norm, softmax
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "contraction",
     "creation",
     "fakes",
+    "flex_attention",
     "local_region",
     "mesh_ops",
     "placed",
@@ -46,6 +50,7 @@ __all__ = [
     "random",
     "returned",
     "user_kernel",
+    "varlen",
     "cross_entropy",
     "normalization",
     "row_norm",

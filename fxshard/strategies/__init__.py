@@ -20,7 +20,7 @@ from fxshard.strategies.engine.registry import (
     registered_ops,
     registered_user_rules,
 )
-from fxshard.strategies.linear import attention, embedding, expert_rows, experts, linalg, matmul, scaled  # noqa: F401  (each registers its operators)
+from fxshard.strategies.linear import attention, embedding, expert_rows, experts, flex_attention, linalg, matmul, scaled  # noqa: F401  (each registers its operators)
 from fxshard.strategies.norms import loss, normalization, row_norm, softmax, weight_norm  # noqa: F401  (each registers its operators)
 from fxshard.strategies.space import convolution, planes, pooling  # noqa: F401  (each registers its operators)
 from fxshard.strategies.tensors import (  # noqa: F401  (each registers its operators)

@@ -21,18 +21,8 @@ from fxshard import disk_cache
 from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.tracing import tracing_state
 from fxshard.errors import FileError
-from fxshard.passes.trace.joint_json import (
-    MODULE_STACKS,
-    STORED_META,
-    TRUSTED_LIBRARIES,
-    ModuleIds,
-    NotSerializable,
-    StorageIds,
-    function_name,
-    graph_from_json,
-    graph_to_json,
-    to_json,
-)
+from fxshard.graph.json_values import TRUSTED_LIBRARIES, NotSerializable, function_name, to_json
+from fxshard.passes.trace.joint_json import MODULE_STACKS, STORED_META, ModuleIds, StorageIds, graph_from_json, graph_to_json
 
 log = logging.getLogger("fxshard")
 WHAT = "the traced graph"

@@ -32,6 +32,12 @@ GROUPED = (
     'a loop over experts that data chooses cannot be one graph: call model.set_experts_implementation("grouped_mm") '
     "(experts_implementation= of from_pretrained and of the config)"
 )
+NESTED = (
+    "nested (jagged) tensors are not planned: compute on their values, a dense tensor of all tokens, and attend with "
+    "torch.nn.attention.varlen.varlen_attn, or pad them and pass a mask"
+)
+REMEDIES = {EXPERTS_LOOP: GROUPED, r"nested_tensor|aten\._nested|[/\\]torch[/\\]nested[/\\]": NESTED}
+"""Words in the user's line, in torch's message, or in the name of a file that raised it -> what to do."""
 DATA_DEPENDENT = {
     "DynamicOutputShapeException": "gives a result whose size depends on the data",
     "DataDependentOutputException": "turns data into a Python number",
@@ -65,13 +71,24 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
         incomplete = _operator_error(error)
         usual = DEVICE_MESH if NO_MESH in str(error) else remedy
         where = _user_line(error) or what
-        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", _known_remedy(where) or usual)
+        known = _known_remedy(where) or _known_remedy(_causes(error)) or usual
+        said, todo = incomplete or (f"the model does not trace to one graph: {_reason(error)}", known)
         raise TraceError(said, where=where, remedy=todo) from error
 
 
+def _causes(error: BaseException) -> str:
+    """The messages of an error and of those that led to it, and the files whose code raised them."""
+    found: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        found += [str(cause), *(frame.filename for frame in traceback.extract_tb(cause.__traceback__))]
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(found)
+
+
 def _known_remedy(where: str) -> str | None:
-    """The remedy for a line that is known not to trace, None for any other line."""
-    return GROUPED if re.search(EXPERTS_LOOP, where) else None
+    """The remedy for a line, or a reason, that is known not to trace; None for any other."""
+    return next((remedy for words, remedy in REMEDIES.items() if re.search(words, where)), None)
 
 
 def _operator_error(error: BaseException | None) -> tuple[str, str] | None:

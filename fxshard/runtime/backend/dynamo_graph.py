@@ -20,6 +20,7 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
+from fxshard.passes.trace.functions.flex import expand_flex_attention
 from fxshard.passes.trace.returned import note_calls
 from fxshard.passes.trace.rewrites.shared_memory import guard_shared_memory
 from fxshard.passes.trace.trace import fresh, joint_graph, planning_graph, separate_outputs
@@ -130,6 +131,7 @@ def user_name(source: str) -> str:
 def _rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, LocalEnds]:
     """(a copy of Dynamo's graph with the names of its modules' results, without DTensor's calls; where local tensors enter and leave)."""
     copied = _copy(module)
+    expand_flex_attention(copied)
     note_calls(copied.graph)
     keep_classes_sharded(copied.graph)
     ends = replace_dtensor_calls(copied.graph)

@@ -23,7 +23,11 @@ def check_dense(value: torch.Tensor, name: str = "") -> None:
     kind, where = type(value), name or f"a tensor of type {type(value).__name__}"
     if value.is_nested:
         what = f"{where} is nested ({str(value.layout).removeprefix('torch.')}): its rows differ in length"
-        raise TraceError(what, remedy="pad it (x.to_padded_tensor(0.0)) and pass the mask, or pass its values and offsets as dense tensors")
+        remedy = (
+            "pass its values and offsets as dense tensors (torch.nn.attention.varlen.varlen_attn attends within rows), or pad it "
+            "(x.to_padded_tensor(0.0)) and pass the mask"
+        )
+        raise TraceError(what, remedy=remedy)
     if value.layout != torch.strided:
         what = f"{name or 'a tensor'} of shape {tuple(value.shape)} is sparse ({value.layout})"
         raise TraceError(what, remedy="pass dense tensors")

@@ -65,29 +65,25 @@ def test_it_equals_dense_attention(mask: str | None, biased: bool, heads: int) -
             torch.testing.assert_close(result.grads[name], grad, rtol=1e-9, atol=1e-12)
 
 
-def test_scores_are_sharded_by_batch_heads_and_queries() -> None:
-    args = (real(B, H, S, D), real(B, 2, S, D, seed=1), real(B, 2, S, D, seed=2))
-    graph = trace(Attends("document", True, False), args)
-    annotated = annotate(graph, TWO)
-    assert not annotated.fallbacks
-    softmax = [n.name for n in graph.module.graph.nodes if "softmax" in str(n.target)]
-    assert softmax
-    for name in softmax:
-        outputs = {str(layout) for spec in annotated.specs[name] for layout in spec.outputs}
-        assert {"S(0)", "S(1)", "S(2)"} <= outputs, name
-
-
 @pytest.mark.parametrize(
-    ("mask", "biased", "one_node"),
-    [("causal", False, True), (None, False, True), ("causal", True, False), ("window", False, False), ("no key", False, False)],
+    ("mask", "biased", "name"),
+    [
+        ("causal", False, "fxshard.sdpa"),
+        (None, False, "fxshard.sdpa"),
+        ("causal", True, "fxshard.flex_attention"),
+        ("window", False, "fxshard.flex_attention"),
+        ("no key", False, "fxshard.flex_attention"),
+    ],
 )
-def test_a_causal_mask_or_none_is_one_node(mask: str | None, biased: bool, one_node: bool) -> None:
-    """It then has no scores in memory, and the sequence can be sharded."""
+def test_it_is_one_node_each_way(mask: str | None, biased: bool, name: str) -> None:
+    """Which has no scores in memory; if the mask is causal or absent, keys can be sharded too."""
     args = (real(B, H, S, D), real(B, 2, S, D, seed=1), real(B, 2, S, D, seed=2))
     model = Attends(mask, biased, False)
     graph = trace(model, args)
     names = [str(n.target) for n in graph.module.graph.nodes]
-    assert ("fxshard.sdpa.default" in names) == one_node
+    assert {n for n in names if "attention" in n or "sdpa" in n} == {f"{name}.default", f"{name}_backward.default"}
+    assert not any("softmax" in n or "where" in n for n in names)
+    assert not annotate(graph, TWO).fallbacks
     result = simulated(graph, TWO, model, args, plan=3)
     wanted = Attends(mask, biased, True)(*args)
     torch.testing.assert_close(torch.utils._pytree.tree_leaves(result.outputs)[0], wanted, rtol=1e-9, atol=1e-12)
