@@ -11,7 +11,10 @@ PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 OPS_ARGS ?=
 MODELS_ARGS ?=
+CUDA_ARGS ?=
+GPU_ARGS ?=
 MODEL_PACKAGES := .models
+TRITON := .triton
 
 BIN := .venv/bin
 # The stamp is named after TORCH, so that another TORCH is another installation, and touched only when all went well.
@@ -32,7 +35,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast slow equal pairs ops models solver mutants lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu solver mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -40,7 +43,7 @@ help: ## this list
 demo: $(STAMP) ## shard a model on this machine and show what was decided
 	$(BIN)/fxshard demo
 
-test: lint types imports ## everything that must pass before a commit
+test: $(TRITON)/.installed lint types imports ## everything that must pass before a commit
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: $(STAMP) lint ## the inner loop: ruff and a fixed part of the tests, under 90 s on two cores
@@ -64,6 +67,17 @@ models: $(MODEL_PACKAGES)/.installed ## 94 architectures, sharded, against one d
 # In a folder of their own: a torchvision that does not fit the build of torch breaks transformers wherever it is found.
 $(MODEL_PACKAGES)/.installed: $(STAMP)
 	$(BIN)/pip install --quiet --no-deps --target $(MODEL_PACKAGES) "timm==1.0.31" "torchvision==0.28.0" "peft==0.21.2" "accelerate==1.15.0" "psutil==7.2.2"
+	@touch $@
+
+cuda: $(TRITON)/.installed ## eight models, three plans each, to machine code of an H100 that need not be there (half an hour)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(TRITON) $(BIN)/python -m bench.cuda $(CUDA_ARGS)
+
+gpu: $(STAMP) ## on a machine with 1 to 8 GPUs: numerics, step times, memory, prices, dropout, in gpu.json; without one it says so
+	$(BIN)/python -m bench.gpu $(GPU_ARGS)
+
+# Beside the other packages: where Triton is found, torch answers questions about GPUs differently. It holds NVIDIA's assembler; no GPU needed.
+$(TRITON)/.installed: $(STAMP)
+	$(BIN)/pip install --quiet --no-deps --target $(TRITON) "triton==3.9.0"
 	@touch $@
 
 solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)

@@ -38,11 +38,21 @@ class Classes(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self.model(images), target)
 
 
-def of_torchvision(name: str, dropout: bool, **changes: Any) -> Case:
+def of_torchvision(name: str, dropout: bool, probability: str = "", **changes: Any) -> Case:
+    """``probability``: what the model calls its probability of dropout; "" if it has none."""
     import torchvision
 
-    options = {"dropout": 0.1 * dropout} | changes
-    model = torchvision.models.get_model(name, num_classes=LABELS, **options)
+    options = {probability: 0.1 * dropout} if probability else {}
+    model = torchvision.models.get_model(name, num_classes=LABELS, **options, **changes)
+    return Classes(model), (pictures(), torch.randint(LABELS, (4,))), {}
+
+
+def vision_transformer(dropout: bool) -> Case:
+    """torchvision's ViT-B/16, narrow and of two layers."""
+    import torchvision
+
+    sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 16, "mlp_dim": 32}
+    model = torchvision.models.VisionTransformer(num_classes=LABELS, dropout=0.1 * dropout, **sizes)
     return Classes(model), (pictures(), torch.randint(LABELS, (4,))), {}
 
 
@@ -69,21 +79,21 @@ def with_lora(model_type: str, dropout: bool, **changes: Any) -> Case:
 
 TORCHVISION: dict[str, dict[str, Any]] = {
     "resnet18": {},
-    "mobilenet_v3_small": {},
-    "densenet121": {},
-    "vit_b_16": {},
+    "mobilenet_v3_small": {"probability": "dropout"},
+    "densenet121": {"probability": "drop_rate"},
 }
 TIMM: dict[str, dict[str, Any]] = {
     "resnet10t": {},
     "convnext_atto": {},
     "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 4},
     "swin_tiny_patch4_window7_224": {"img_size": 32, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4)},
-    "mixer_s32_224": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_blocks": 2},
+    "mixer_s16_224": {"img_size": 32},
     "efficientnet_b0": {},
 }
 LORA: dict[str, dict[str, Any]] = {"llama": GROUPED, "gpt2": {}}
 
 FAMILIES = (
+    Family("torchvision vit_b_16", "vision", vision_transformer),
     *(Family(f"torchvision {name}", "vision", partial(of_torchvision, name, **changes)) for name, changes in TORCHVISION.items()),
     *(Family(f"timm {name}", "vision", partial(of_timm, name, **changes)) for name, changes in TIMM.items()),
     *(Family(f"peft lora {name}", "adapters", partial(with_lora, name, **changes)) for name, changes in LORA.items()),

@@ -43,8 +43,8 @@ def llama(width: int) -> Llama:
     return model
 
 
-def batch(length: int) -> tuple[Tensor, Tensor]:
-    """(tokens, targets) of the whole batch, both [BATCH, length], the same on every rank."""
+def batch(length: int, rows: int = BATCH) -> tuple[Tensor, Tensor]:
+    """(tokens, targets) of the whole batch, both [rows, length], the same on every rank."""
     draw = torch.Generator().manual_seed(1)
-    rows = torch.randint(0, 1024, (BATCH, length + 1), generator=draw)
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    drawn = torch.randint(0, 1024, (rows, length + 1), generator=draw)
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.distributed.tensor import DTensor
+
 import fxshard
-from bench.training.model import batch, llama
 from bench.training.peers import Contestant, Setting, mine, stepping
 
 MEGATRON = {
@@ -21,16 +22,17 @@ MEGATRON = {
 
 
 def _parallelized(setting: Setting, inputs: tuple[Any, ...], **options: Any) -> Contestant:
-    model: Any = fxshard.parallelize(llama(setting.width), inputs, setting.mesh, hardware=setting.hardware, **options)
-    return Contestant(stepping(model, inputs), model.forward.programs[0])
+    model: Any = fxshard.parallelize(setting.model, inputs, setting.mesh, hardware=setting.hardware, **options)
+    held = tuple(p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    return Contestant(stepping(model, inputs), model.forward.programs[0], held)
 
 
 def _local(setting: Setting) -> tuple[Any, ...]:
-    return tuple(fxshard.local_batch(x, setting.mesh, axis="dp", size=4) for x in mine(setting))
+    return tuple(fxshard.local_batch(x, setting.mesh, axis="dp", size=setting.rows) for x in mine(setting))
 
 
 def megatron(setting: Setting) -> Contestant:
-    return _parallelized(setting, batch(setting.length), pins=MEGATRON)
+    return _parallelized(setting, setting.batch, pins=MEGATRON)
 
 
 def sharded(setting: Setting) -> Contestant:
@@ -46,7 +48,7 @@ def replicated(setting: Setting) -> Contestant:
 
 def free(setting: Setting) -> Contestant:
     """Each rank passes the whole batch, and nothing is pinned."""
-    return _parallelized(setting, batch(setting.length))
+    return _parallelized(setting, setting.batch)
 
 
 OURS: dict[str, Callable[[Setting], Contestant]] = {

@@ -14,27 +14,41 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.training.model import batch, llama
+from bench.training.model import BATCH, batch, llama
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The width of the model, the length of a sequence, the mesh of one axis, and the hardware for which fxshard plans (a preset or a
-    file)."""
+    """The width of the model, the length of a sequence, the mesh of one axis, the hardware for which fxshard plans (a preset, a file, or
+    None: by the device's name), the dtype of the weights, and the rows of the whole batch."""
 
     width: int
     length: int
     mesh: DeviceMesh
-    hardware: str = "cpu"
+    hardware: str | None = "cpu"
+    dtype: torch.dtype = torch.float32
+    rows: int = BATCH
+
+    @property
+    def model(self) -> nn.Module:
+        """A new model, the same on each rank, on the mesh's kind of device."""
+        return llama(self.width).to(self.mesh.device_type, self.dtype)
+
+    @property
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """(tokens, targets) of the whole batch."""
+        tokens, targets = (x.to(self.mesh.device_type) for x in batch(self.length, self.rows))
+        return tokens, targets
 
 
 @dataclass(frozen=True)
 class Contestant:
     """``step()`` runs forward, backward and SGD, and returns the loss of this rank's part of the batch; ``detail``: the program whose plan
-    ``--details`` prints, if there is one."""
+    ``--details`` prints, if there is one; ``held``: this rank's tensors of the model."""
 
     step: Callable[[], Tensor]
     detail: Any = None
+    held: tuple[Tensor, ...] = ()
 
 
 def stepping(model: nn.Module, inputs: tuple[Any, ...], compiled: bool = False) -> Callable[[], Tensor]:
@@ -53,7 +67,7 @@ def stepping(model: nn.Module, inputs: tuple[Any, ...], compiled: bool = False) 
 
 def mine(setting: Setting) -> tuple[Tensor, Tensor]:
     """This rank's rows of the batch."""
-    tokens, targets = batch(setting.length)
+    tokens, targets = setting.batch
     ranks, rank = setting.mesh.size(), setting.mesh.get_local_rank()
     return tokens.chunk(ranks)[rank].contiguous(), targets.chunk(ranks)[rank].contiguous()
 
@@ -69,14 +83,14 @@ def tensor_parallel(setting: Setting, compiled: bool) -> Contestant:
         styles[f"layers.*.{name}"] = ColwiseParallel()
     for name in ("attention.wo", "feed_forward.w2"):
         styles[f"layers.*.{name}"] = RowwiseParallel()
-    model = parallelize_module(llama(setting.width), setting.mesh, styles)
-    return Contestant(stepping(model, batch(setting.length), compiled))
+    model = parallelize_module(setting.model, setting.mesh, styles)
+    return Contestant(stepping(model, setting.batch, compiled))
 
 
 def fsdp(setting: Setting, compiled: bool) -> Contestant:
     """``fully_shard`` of each layer, compiled layer by layer as torch's own trainers do."""
-    model = llama(setting.width)
-    for layer in model.layers:
+    model = setting.model
+    for layer in model.get_submodule("layers"):
         if compiled:
             layer.compile()
         fully_shard(layer, mesh=setting.mesh)
@@ -86,21 +100,21 @@ def fsdp(setting: Setting, compiled: bool) -> Contestant:
 
 def fsdp_whole(setting: Setting, compiled: bool) -> Contestant:
     """``fully_shard`` of each layer, the whole model compiled at once."""
-    model = llama(setting.width)
-    for layer in model.layers:
+    model = setting.model
+    for layer in model.get_submodule("layers"):
         fully_shard(layer, mesh=setting.mesh)
     fully_shard(model, mesh=setting.mesh)
     return Contestant(stepping(model, mine(setting), compiled))
 
 
 def ddp(setting: Setting, compiled: bool) -> Contestant:
-    model = DistributedDataParallel(llama(setting.width), process_group=setting.mesh.get_group())
+    model = DistributedDataParallel(setting.model, process_group=setting.mesh.get_group())
     return Contestant(stepping(model, mine(setting), compiled))
 
 
 def alone(setting: Setting, compiled: bool) -> Contestant:
     """The whole batch on one device; both ranks do this at the same time."""
-    return Contestant(stepping(llama(setting.width), batch(setting.length), compiled))
+    return Contestant(stepping(setting.model, setting.batch, compiled))
 
 
 PEERS: dict[str, Callable[[Setting], Contestant]] = {

@@ -1,4 +1,4 @@
-"""The ``fxshard`` command: plan, compare, diff, export, inspect, solve, check-op, calibrate, demo, completion.
+"""The ``fxshard`` command: plan, compare, diff, export, compile, inspect, solve, check-op, calibrate, demo, completion.
 
 ``_parser`` declares the commands; each calls a function here or in a file of its own.
 click and typer would take more lines and start later than argparse: decision 0043.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fxshard.cli.check_op import add_check_op
 from fxshard.cli.commands import CommandParser, add_command
 from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
+from fxshard.cli.compile import add_compile
 from fxshard.cli.completion import add_completion
 from fxshard.cli.exit_codes import ended
 from fxshard.cli.html_report import add_html, check_html, write_plan_report
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("-o", "--output", metavar="PROGRAM.pt2", required=True, help="write the program here")
     export.set_defaults(command=_export)
 
+    add_compile(commands, _add_model, lambda options: (_mesh(options), _plan_options(options)))
     add_inspect(commands)
 
     solve_help = "solve a placement problem given as numbers (IOPDDL): print choices, cost, a proven lower bound and the gap"

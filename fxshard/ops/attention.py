@@ -10,6 +10,8 @@ import torch
 from fxshard.ops.kernels import operator
 
 aten = torch.ops.aten
+FLASH_DIM = 256
+"""The largest head dim of the flash kernel (pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
 
 
 def _heads(q: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
@@ -34,6 +36,12 @@ def _bias(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.
     return mask if mask is None or q.device.type != "cuda" else mask.expand(*q.shape[:-1], k.shape[-2])
 
 
+def takes_flash(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> bool:
+    """Whether CUDA's flash kernel computes this attention; its causal cut starts at the last query and key, aten's at the first."""
+    half, dim = q.dtype in (torch.float16, torch.bfloat16), q.shape[-1]
+    return half and mask is None and dim % 8 == 0 and dim <= FLASH_DIM and not (is_causal and q.shape[-2] != k.shape[-2])
+
+
 def lse_dtype(q: torch.Tensor) -> torch.dtype:
     """The dtype of the logsumexp of attention of ``q``."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -45,11 +53,13 @@ def sdpa(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q [b, h, s, d] over k, v [b, h or h/g, t, d] -> (out [b, h, s, d], logsumexp [b, h, s]).
 
-    Runs the device's kernel in aten: flash on CPU, memory-efficient on CUDA.
+    Runs the device's kernel in aten: flash on CPU; on CUDA flash if it can (``takes_flash``), else memory-efficient.
     """
     q, keys, values = _rows(q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa))
     bias = _bias(mask, q, k)
-    if q.device.type == "cuda":
+    if q.device.type == "cuda" and takes_flash(q, k, mask, is_causal):
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(q, keys, values, 0.0, is_causal, False, scale=scale)
+    elif q.device.type == "cuda":
         out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, keys, values, bias, True, 0.0, is_causal, scale=scale)
         lse = lse[..., : q.shape[-2]]
     else:
@@ -73,7 +83,13 @@ def sdpa_backward(
     """Gradients of q, k and v."""
     grad, q, keys, values, out = _rows(grad, q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), out)
     bias = _bias(mask, q, k)
-    if q.device.type == "cuda":
+    if q.device.type == "cuda" and takes_flash(q, k, mask, is_causal):
+        random, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.zeros((), dtype=torch.uint64, device=q.device)
+        sizes = None, None, q.shape[-2], k.shape[-2]  # None: sequences of one length
+        dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+            grad, q, keys, values, out, lse, *sizes, 0.0, is_causal, random, unused, scale=scale
+        )
+    elif q.device.type == "cuda":
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
         unused = torch.zeros((), dtype=torch.int64, device=q.device)
         grads = aten._scaled_dot_product_efficient_attention_backward(

@@ -5,15 +5,12 @@ The rank runs alone: its collectives return what they would if all ranks held eq
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from fxshard._torch_compat import TorchDispatchMode
@@ -24,7 +21,8 @@ from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.options import check_choice
 from fxshard.runtime.compile.compile import COMPILERS, compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram
-from fxshard.runtime.rank_graph.bind import BoundProgram, bind
+from fxshard.runtime.rank_graph.bind import BoundProgram
+from fxshard.runtime.rank_graph.fake_ranks import fake_ranks
 from fxshard.runtime.rank_graph.memory import unbound
 from fxshard.runtime.simulate.shards import scatter
 from fxshard.runtime.simulate.values import check_has_data, check_value
@@ -79,7 +77,7 @@ def measure_allocated(
     """
     check_values(program, values, coordinate)
     check_choice("compiler", compiler, COMPILERS)
-    with _fake_ranks(program, coordinate) as bound:
+    with fake_ranks(program, coordinate) as bound:
         rank = _Rank.of(program, values, bound, compiler)
         with SingleRankCollectives():
             rank.step()  # one-time setup does not belong to the program's memory
@@ -109,19 +107,6 @@ def check_values(program: Any, values: Any, coordinate: tuple[int, ...] | None) 
             raise RunError(f"{end.kind} {end.name!r} is {a_kind(value)}, not a tensor", where="values", remedy=remedy)
         check_value(end.name, value, shape, dtype)
         check_has_data(end.kind, end.name, value)
-
-
-@contextlib.contextmanager
-def _fake_ranks(program: ShardedProgram, coordinate: tuple[int, ...] | None) -> Iterator[BoundProgram]:
-    if dist.is_initialized():
-        what = "this process has a process group, and the compiled program would run in it"
-        raise RunError(what, remedy="measure in a process of its own, before init_process_group")
-    mesh = program.mesh
-    dist.init_process_group("fake", rank=mesh.rank(coordinate or (0,) * mesh.ndim), world_size=mesh.size)
-    try:
-        yield bind(program, init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names))
-    finally:
-        dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
