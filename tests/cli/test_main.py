@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fxshard import Communication, Equal, Forbid
-from fxshard.cli import check_op, exit_codes, pipeline, words
+from fxshard.cli import check_op, exit_codes, pipeline, run, words
 from fxshard.cli import main as cli
 from fxshard.cli.exit_codes import USER_ERROR
 from fxshard.mesh import hardware
@@ -54,7 +54,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def export(*args: Any, **kwargs: Any) -> Any:
         found.append(("export", (args, kwargs)))
-        return SimpleNamespace(save=lambda path: found.append(("save", path)))
+        return SimpleNamespace(save=lambda path, weights: found.append(("save", (path, weights))))
 
     monkeypatch.setattr(api, "plan", plan)
     monkeypatch.setattr(api, "export", export, raising=False)
@@ -223,9 +223,9 @@ def test_a_bug_of_fxshard_asks_for_a_report_below_its_traceback(
 
 def test_help_needs_nothing_heavy() -> None:
     """It imports only the standard library, the errors, and the hardware presets it lists: torch takes seconds to import."""
-    parts = ("check_op", "exit_codes", "pipeline", "words")
+    parts = ("check_op", "exit_codes", "pipeline", "run", "words")
     light = {"fxshard.errors", "fxshard.mesh.hardware", *(f"fxshard.cli.{part}" for part in parts)}
-    for path in (cli.__file__, check_op.__file__, exit_codes.__file__, pipeline.__file__, words.__file__, hardware.__file__):
+    for path in (cli.__file__, check_op.__file__, exit_codes.__file__, pipeline.__file__, run.__file__, words.__file__, hardware.__file__):
         found = [node for node in ast.parse(Path(path).read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
         imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in found}
         assert all(name in light or str(name).partition(".")[0] in sys.stdlib_module_names for name in imported), path
