@@ -25,7 +25,14 @@ def add_run(commands: Any) -> None:
         "kwargs['mask'], or mask. Start it with torchrun, one process per rank of the mesh, or with --simulate."
     )
     example = "torchrun --nproc-per-node 4 -m fxshard run model.pt2 --inputs in.safetensors -o out.safetensors"
-    run = add_command(commands, "run", "run an exported program under torchrun, or simulated in one process", example, about, json="shapes, dtypes and single values")
+    run = add_command(
+        commands,
+        "run",
+        "run an exported program under torchrun, or simulated in one process",
+        example,
+        about,
+        json="shapes, dtypes and single values",
+    )
     run.add_argument("program", metavar="PROGRAM.pt2", help="a file that fxshard export wrote")
     run.add_argument("--inputs", required=True, metavar="IN.safetensors", help="the inputs, whole tensors by name")
     run.add_argument("--weights", metavar="W.safetensors", help="whole weights by the model's names, for a program without weights")

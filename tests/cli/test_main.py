@@ -53,7 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def export(*args: Any, **kwargs: Any) -> Any:
         found.append(("export", (args, kwargs)))
-        return SimpleNamespace(save=lambda path: found.append(("save", path)))
+        return SimpleNamespace(save=lambda path, weights: found.append(("save", (path, weights))))
 
     monkeypatch.setattr(api, "plan", plan)
     monkeypatch.setattr(api, "export", export, raising=False)
