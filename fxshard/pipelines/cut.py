@@ -22,14 +22,16 @@ from fxshard.pipelines.schedule import in_flight, step_time
 class Layer:
     """What a layer costs on a device, for one microbatch. Times are in microseconds, sizes in bytes.
 
-    ``time``: forward and backward. ``held``: parameters, buffers, gradients and optimiser state. ``saved``: values kept for the backward.
-    ``working``: what else is alive at its peak. ``entering``: the values that it takes from the layer before, if a stage begins here, and
-    ``transfer`` the time to send them and their gradients. ``starts``: whether a stage may begin here.
+    ``time``: forward and backward. ``held``: parameters, buffers and optimiser state. ``gradients``: those of one microbatch, before they
+    are reduced. ``saved``: values kept for the backward. ``working``: what else is alive at its peak. ``entering``: the values that it
+    takes from the layer before, if a stage begins here, and ``transfer`` the time to send them and their gradients. ``starts``: whether a
+    stage may begin here.
     """
 
     name: str
     time: float
     held: int = 0
+    gradients: int = 0
     saved: int = 0
     working: int = 0
     entering: int = 0
@@ -51,10 +53,20 @@ class Chain:
         return sum(x.time for x in self.layers[first:end]) + self._border(first).transfer + self._border(end).transfer
 
     def memory(self, stage: int, first: int, end: int) -> int:
-        """Bytes of a stage at its peak. torch keeps buffers of what a stage receives for every microbatch of a step."""
-        held, several = self.layers[first:end], in_flight(self.schedule, stage, self.stages, self.microbatches)
+        """Bytes of a stage at its peak. In the backward of a layer, it has the gradients of later layers, and no longer what these saved."""
+        peak = later = 0
+        saved = sum(x.saved for x in self.layers[first:end])
+        for layer in reversed(self.layers[first:end]):
+            peak = max(peak, saved + layer.working + later)
+            saved, later = saved - layer.saved, later + layer.gradients
+        return sum(x.held for x in self.layers[first:end]) + max(peak, later) + self.beside(stage, first, end)
+
+    def beside(self, stage: int, first: int, end: int) -> int:
+        """Bytes that a stage holds beside those for one microbatch: what others saved, the sums of gradients, and what it receives, for which
+        torch keeps a buffer for every microbatch of a step."""
+        layers, others = self.layers[first:end], in_flight(self.schedule, stage, self.stages, self.microbatches) - 1
         buffers = self.microbatches * (self._border(first).entering + self._border(end).entering)
-        return sum(x.held + several * x.saved for x in held) + max(x.working for x in held) + buffers
+        return sum(others * x.saved + (x.gradients if self.microbatches > 1 else 0) for x in layers) + buffers
 
     def with_fixed(self, fixed: Collection[int]) -> Chain:
         """The chain in which no stage begins with the layers of these indices."""
@@ -77,7 +89,7 @@ def bounds(cut: Cut, count: int) -> Iterator[tuple[int, int]]:
 def best_cut(chain: Chain, memory_limit: float = math.inf) -> Cut | None:
     """The cut with the least time of a step whose stages all fit in ``memory_limit``; None if there is none. Of equal cuts, the one whose
     slowest stage is fastest."""
-    stages = _stages(chain, lambda i, first, end: chain.memory(i, first, end) <= memory_limit)
+    stages = _stages(chain, lambda i, *ends: memory_limit == math.inf or chain.memory(i, *ends) <= memory_limit)
     paces = sorted({time for one in stages for time in one.values()})
     least = bisect.bisect_left(paces, True, key=lambda pace: _least_sum(chain, stages, pace) is not None)
     if least == len(paces):

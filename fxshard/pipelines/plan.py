@@ -30,12 +30,14 @@ from fxshard.text_table import fitted
 @dataclass(frozen=True)
 class PlannedStage:
     """``layers``: names of its layers; ``time``: predicted microseconds for the forward and backward of one microbatch, transfers included;
-    ``memory``: bytes on a device at the peak, while it holds the saved values of ``in_flight`` microbatches."""
+    ``memory``: bytes on a device at the peak, while it holds the saved values of ``in_flight`` microbatches. ``memory_limit``: of the plan
+    of its module, for one microbatch, if there is a limit: the pipeline's without what the stage holds beside it."""
 
     layers: tuple[str, ...]
     time: float
     memory: int
     in_flight: int
+    memory_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def plan_pipeline(
         microbatches: number of microbatches in a step, at least the number of stages.
         schedule: ``"1F1B"`` or ``"GPipe"``, which holds all microbatches of a step at once.
         parallel: one-word plans of the other axes, as in ``fxshard.plan``.
-        memory_limit: most bytes on a device (``"80GB"``), with the optimiser's state, gradients and the microbatches in flight.
+        memory_limit: most bytes on a device (``"80GB"``), with the optimiser's state, gradients and the microbatches in flight. Without
+            what a stage holds beside one microbatch, it is the limit of the plan of the stage's module.
         optimizer, mixed_precision, time_limit, cache: as in ``fxshard.plan``; ``time_limit`` is for each of its plans.
 
     Raises:
@@ -177,5 +180,6 @@ def _planned(chain: Chain, mesh: Mesh, axis: str, layouts: Mapping[str, Layout],
     for i, (first, end) in enumerate(bounds(cut, len(chain.layers))):
         several = in_flight(chain.schedule, i, chain.stages, chain.microbatches)
         layers = tuple(layer.name for layer in chain.layers[first:end])
-        stages.append(PlannedStage(layers, chain.time(first, end), chain.memory(i, first, end), several))
+        own = None if limit == math.inf else round(limit) - chain.beside(i, first, end)
+        stages.append(PlannedStage(layers, chain.time(first, end), chain.memory(i, first, end), several, own))
     return PipelinePlan(mesh, axis, chain.microbatches, chain.schedule, tuple(stages), layouts)

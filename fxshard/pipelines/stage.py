@@ -23,6 +23,7 @@ from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.calls.options import check_device_mesh, check_unused
 from fxshard.runtime.module.accumulation import no_sync
 from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.optim.clipping import clip
 from fxshard.runtime.ranks.agreement import TIMEOUT, Meeting, default_group
 from fxshard.runtime.ranks.launch import compare, ends_together, mesh_ranks
 
@@ -90,6 +91,17 @@ class ShardedStage(PipelineStage):
         with contextlib.nullcontext() if last_backward else self._pending():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, timeout: float = TIMEOUT
+    ) -> torch.Tensor:
+        """Scales this stage's gradients in place by ``max_norm`` over the norm of the whole model's if that is larger; returns this norm, a
+        plain scalar. Every rank of the pipeline calls this, between the steps of the schedule and of the optimiser.
+
+        The norm is that of the gradients of all stages as one vector, as on one device. Raises as ``fxshard.clip_grad_norm_``.
+        """
+        across = (self.group, self.device)
+        return clip(list(self.submod.parameters()), max_norm, norm_type, error_if_nonfinite, timeout, across)
+
     def _pending(self) -> Any:
         return contextlib.nullcontext() if self.plan.microbatches == 1 else no_sync(self.submod)
 
@@ -123,7 +135,7 @@ def pipeline(
         mb_args, mb_kwargs: arguments of the model for one microbatch. All microbatches have the same sizes.
         microbatches: their number in a step: give the schedule the same.
         plan: a plan from ``fxshard.plan_pipeline``, the same on all ranks; by default one rank makes it for all.
-        schedule, memory_limit: as in ``fxshard.plan_pipeline``. A ``plan`` must be for this schedule, and goes without a limit.
+        schedule, memory_limit: as in ``fxshard.plan_pipeline``. A ``plan`` must be for this schedule, and has its own limit.
         hardware: as in ``fxshard.parallelize``.
         options: ``parallel``, ``optimizer``, ``mixed_precision``, ``time_limit``, ``cache``; and, as in ``parallelize``, ``compiler``,
             ``timeout``, ``debug``, ``dump``, ``without``, ``src_data_rank``.
@@ -190,7 +202,8 @@ def _shard(stage: StageModule, plan: PipelinePlan, index: int, ends: Ends, insid
     """Parallelizes the module of a stage: its arguments and results between stages are DTensors, others whole."""
     examples = [border.distributed(border.example(), inside) if index else border.example() for border in ends.inputs]
     outputs = {f"outputs[{i}]": border.layout for i, border in enumerate(ends.outputs)}
-    parallelize(stage.module, examples, inside, train=True, output_layouts=outputs, **options)
+    limit = plan.stages[index].memory_limit
+    parallelize(stage.module, examples, inside, train=True, output_layouts=outputs, memory_limit=limit, **options)
 
 
 def _shared(make: Callable[[], PipelinePlan], device_mesh: DeviceMesh, fields: tuple[Mesh, str, int, str], timeout: float) -> PipelinePlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -55,7 +56,7 @@ def same(have: Tensor, want: Tensor, what: str) -> None:
 
 
 def trained(
-    model: Net, make: Any, schedule: Any, loss: Callable[..., Tensor], inputs: int, **options: Any
+    model: Net, make: Any, schedule: Any, loss: Callable[..., Tensor], inputs: int, clip: tuple[float, ...] | None = None, **options: Any
 ) -> tuple[ShardedStage, Counter[str]]:
     """Trains three steps on both; the first ``inputs`` of the batch's tensors go to the first stage, the last one is the target."""
     reference = copy.deepcopy(model)
@@ -75,16 +76,19 @@ def trained(
         torch.stack(pieces).mean().backward()
         for have, want in zip(losses, pieces, strict=stage.is_last):
             same(have, want.detach(), "the loss")
+        if clip is not None:
+            want = torch.nn.utils.clip_grad_norm_(reference.parameters(), *clip)
+            same(stage.clip_grad_norm_(*clip), want, "the norm of all stages")
         for one in optimizers:
             one.step()
             one.zero_grad()
-    want, have = reference.state_dict(), stage.submod.state_dict()
-    assert have.keys() <= want.keys()
+    expected, have = reference.state_dict(), stage.submod.state_dict()
+    assert have.keys() <= expected.keys()
     for key, value in have.items():
-        same(value, want[key], key)
+        same(value, expected[key], key)
     held: list[Any] = [None] * 4
     dist.all_gather_object(held, sorted(have))
-    assert set(held[0]) | set(held[2]) == set(want) and held[0] == held[1] and held[2] == held[3]
+    assert set(held[0]) | set(held[2]) == set(expected) and held[0] == held[1] and held[2] == held[3]
     with record_collectives() as recorded:
         runs.step(*given) if stage.is_first else runs.step(target=batch[2], return_outputs=False)
     logits = runs.eval(*given) if stage.is_first else runs.eval(target=batch[2], return_outputs=inputs == 1)
@@ -97,7 +101,12 @@ def fully_sharded() -> None:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     words = {"dp": fxshard.FullyShard()}
-    stage, kinds = trained(Logits(), torch.optim.AdamW, Schedule1F1B, mean_loss, 1, parallel=words, optimizer="adamw")
+    stage, kinds = trained(
+        Logits(), torch.optim.AdamW, Schedule1F1B, mean_loss, 1, parallel=words, optimizer="adamw", memory_limit=24_400, clip=(0.01,)
+    )
+    planned, own = stage.plan.stages[stage.stage_index], stage.submod.forward.programs[0].plan  # type: ignore[union-attr]
+    assert planned.memory_limit == own.memory_limit and planned.memory <= 24_400
+    assert sum(own.memory.values()) <= own.memory_limit < 24_400
     assert kinds["reduce_scatter"] + kinds["all_reduce"] == len(list(stage.submod.parameters())), "once a step, not for each microbatch"
 
 
@@ -106,7 +115,7 @@ def tensor_parallel() -> None:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    trained(Loss(), sgd, ScheduleGPipe, lambda loss, _: loss, 3, parallel={"dp": fxshard.TensorParallel()})
+    trained(Loss(), sgd, ScheduleGPipe, lambda loss, _: loss, 3, clip=(0.5, math.inf), parallel={"dp": fxshard.TensorParallel()})
 
 
 def refused() -> None:
