@@ -29,7 +29,7 @@ def _generates(module: nn.Module) -> bool:
 def _encoder(module: nn.Module) -> nn.Module | None:
     if not getattr(getattr(module, "config", None), "is_encoder_decoder", False) or not hasattr(type(module), "get_encoder"):
         return None
-    found = module.get_encoder()  # type: ignore[operator]
+    found = module.get_encoder()
     return found if isinstance(found, nn.Module) and found is not module else None
 
 

@@ -50,8 +50,8 @@ from fxshard.runtime.calls.dynamic_sizes import (
     size_free_key,
     trace_with_static_fallback,
 )
-from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, other_calls_text, shapes_text
 from fxshard.runtime.calls.entries import entries, entry_settings
+from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, other_calls_text, shapes_text
 from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, read_options
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.calls.settings import Settings

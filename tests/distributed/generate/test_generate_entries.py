@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxshard
+from tests.distributed.generate.test_generate import llama
 from tests.distributed.scenarios import two_ranks
 
 pytestmark = pytest.mark.distributed
@@ -24,15 +25,6 @@ def t5() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4, "vocab_size": 64}
     return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, eos_token_id=None)).double().eval()
-
-
-def bart() -> nn.Module:
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    torch.manual_seed(0)
-    layers = {f"{part}_{what}": n for part in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 64))}
-    config = BartConfig(**layers, d_model=32, vocab_size=64, max_position_embeddings=64, eos_token_id=None, forced_eos_token_id=None)
-    return BartForConditionalGeneration(config).double().eval()
 
 
 class Wrapper(nn.Module):
@@ -55,54 +47,42 @@ class Wrapper(nn.Module):
         return self.base_model.generate(*args, **kwargs)
 
 
-def same_tokens(model: nn.Module, **options: Any) -> Any:
-    """The sharded copy, after it has generated the tokens of one device, and computed its logits."""
+def parallelized(model: nn.Module, **given: torch.Tensor) -> Any:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    given = {"input_ids": PROMPT} | ({"decoder_input_ids": PROMPT} if model.config.is_encoder_decoder else {})
-    parallel = {"tp": fxshard.TensorParallel()}
-    sharded: Any = fxshard.parallelize(
-        copy.deepcopy(model), (), mesh, example_kwargs=given, train=False, compiler="eager", parallel=parallel, output_layouts="R"
-    )
-    for steps in ({"do_sample": False}, {"do_sample": False, "num_beams": 2}):
-        want = model.generate(input_ids=PROMPT, max_new_tokens=6, **steps, **options)
-        have = sharded.generate(input_ids=PROMPT, max_new_tokens=6, **steps, **options)
-        torch.testing.assert_close(have, want, rtol=0, atol=0)
-    with torch.no_grad():
-        torch.testing.assert_close(sharded(**given).logits, model(**given).logits, rtol=1e-9, atol=1e-9)
-    return sharded
+    options: dict[str, Any] = {"train": False, "compiler": "eager", "parallel": {"tp": fxshard.TensorParallel()}}
+    return fxshard.parallelize(copy.deepcopy(model), (), mesh, example_kwargs=given, **options)
 
 
-def check_encoder(sharded: Any, encoder: Any, want: Any) -> None:
-    """The encoder's own program is sharded, and serves its next call; the whole model's trace does not contain it as a call."""
+def same_tokens(model: Any, sharded: Any, tokens: int = 4, **options: Any) -> None:
+    steps: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, **options}
+    torch.testing.assert_close(sharded.generate(PROMPT, **steps), model.generate(PROMPT, **steps), rtol=0, atol=0)
+
+
+def encoder_decoder() -> None:
+    """The encoder has programs of its own, and so has the whole model, in whose trace the encoder is the original one. A copy has them too,
+    and may have other weights."""
+    model, given = t5(), {"input_ids": PROMPT, "decoder_input_ids": PROMPT}
+    sharded = parallelized(model, **given)
+    same_tokens(model, sharded)
+    encoder, twin = sharded.get_encoder(), copy.deepcopy(sharded)
     assert any(isinstance(p, DTensor) and not all(x.is_replicate() for x in p.placements) for p in encoder.parameters())
     assert len(encoder.forward.programs) == 1 and encoder.forward.programs[0].collectives
+    other: Any = t5()
     with torch.no_grad():
-        torch.testing.assert_close(encoder(input_ids=PROMPT).last_hidden_state, want, rtol=1e-9, atol=1e-9)
-
-
-def encoder_decoders() -> None:
-    for model in (t5(), bart()):
-        with torch.no_grad():
-            want = model.get_encoder()(input_ids=PROMPT).last_hidden_state
-        sharded = same_tokens(model)
-        check_encoder(sharded, sharded.get_encoder(), want)
+        other.get_parameter("shared.weight").mul_(2)
+        twin.load_state_dict(other.state_dict())
+        for one, there in ((model, sharded), (other, twin)):
+            want, have = (m.get_encoder()(input_ids=PROMPT).last_hidden_state for m in (one, there))
+            torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(there(**given).logits, one(**given).logits, rtol=1e-9, atol=1e-9)
+    assert len(encoder.forward.programs) == len(twin.get_encoder().forward.programs) == 2  # of generate(), and of this call
 
 
 def wrapped() -> None:
-    same_tokens(Wrapper(t5()))
+    model = Wrapper(llama())
+    sharded = parallelized(model, input_ids=PROMPT)
+    same_tokens(model, sharded)
+    assert len(sharded.forward.programs) == 1 and len(sharded.base_model.forward.programs) == 2  # the example's; the prompt's, a token's
 
 
-def copied_and_loaded() -> None:
-    """A copy has programs of its own, and whole values are loaded everywhere."""
-    model = t5()
-    sharded = same_tokens(model)
-    other, twin = t5(), copy.deepcopy(sharded)
-    with torch.no_grad():
-        other.get_parameter("shared.weight").mul_(2)
-    twin.load_state_dict(other.state_dict())
-    steps: dict[str, Any] = {"input_ids": PROMPT, "max_new_tokens": 4, "do_sample": False}
-    torch.testing.assert_close(twin.generate(**steps), other.generate(**steps), rtol=0, atol=0)
-    torch.testing.assert_close(sharded.generate(**steps), model.generate(**steps), rtol=0, atol=0)
-
-
-found, test_two_ranks = two_ranks(encoder_decoders, wrapped, copied_and_loaded)
+found, test_two_ranks = two_ranks(encoder_decoder, wrapped)
