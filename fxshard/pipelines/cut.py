@@ -62,8 +62,8 @@ class Chain:
         return sum(x.held for x in self.layers[first:end]) + max(peak, later) + self.beside(stage, first, end)
 
     def beside(self, stage: int, first: int, end: int) -> int:
-        """Bytes that a stage holds beside those for one microbatch: what others saved, sums of gradients, and buffers for what it receives, of
-        which torch keeps one for every microbatch of a step."""
+        """Bytes that a stage holds beside those for one microbatch: what others saved, sums of gradients, and buffers for what it receives,
+        of which torch keeps one for every microbatch of a step."""
         layers, others = self.layers[first:end], in_flight(self.schedule, stage, self.stages, self.microbatches) - 1
         buffers = self.microbatches * (self._border(first).entering + self._border(end).entering)
         return sum(others * x.saved + (x.gradients if self.microbatches > 1 else 0) for x in layers) + buffers
