@@ -5,6 +5,7 @@ For a bound T on the time of a stage, dynamic programming finds the cut with the
     best[i, b] = min over a of best[i - 1, a] + time(a, b),    time(a, b) <= T and memory(i, a, b) <= limit
 
 The least sum + (m - 1) T over all T that are the time of some stage is the optimum: a cut is counted exactly when T is its slowest stage.
+If a rank has several stages, each of them may take its share of the rank's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fxshard.pipelines.schedule import in_flight, step_time
+from fxshard.pipelines.schedule import in_flight, stages_of_rank, step_time
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,15 @@ class Chain:
     stages: int
     microbatches: int
     schedule: str = "1F1B"
+
+    @property
+    def several(self) -> int:
+        """How many stages a rank has."""
+        return stages_of_rank(self.schedule)
+
+    def step_time(self, times: Sequence[float]) -> float:
+        """Microseconds of a step of stages that take ``times``."""
+        return step_time(times, self.microbatches, self.several)
 
     def time(self, first: int, end: int) -> float:
         """Microseconds of the stage of layers ``first`` to ``end - 1`` for a microbatch, with its transfers, for which schedules wait."""
@@ -89,19 +99,19 @@ def bounds(cut: Cut, count: int) -> Iterator[tuple[int, int]]:
 def best_cut(chain: Chain, memory_limit: float = math.inf) -> Cut | None:
     """The cut with the least time of a step whose stages all fit in ``memory_limit``; None if there is none. Of equal cuts, the one whose
     slowest stage is fastest."""
-    stages = _stages(chain, lambda i, *ends: memory_limit == math.inf or chain.memory(i, *ends) <= memory_limit)
+    stages = _stages(chain, lambda i, *ends: memory_limit == math.inf or chain.several * chain.memory(i, *ends) <= memory_limit)
     paces = sorted({time for one in stages for time in one.values()})
     least = bisect.bisect_left(paces, True, key=lambda pace: _least_sum(chain, stages, pace) is not None)
     if least == len(paces):
         return None
-    total = sum(layer.time for layer in chain.layers)
+    total = sum(layer.time for layer in chain.layers) / chain.several
     found, best = None, math.inf
     for pace in paces[least:]:
-        if total + (chain.microbatches - 1) * pace >= best:
+        if total + (chain.several * chain.microbatches - 1) * pace >= best:
             break
         cut = _least_sum(chain, stages, pace)
         assert cut is not None
-        time = step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))], chain.microbatches)
+        time = chain.step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))])
         if time < best:
             found, best = cut, time
     return found
@@ -117,7 +127,7 @@ def least_memory(chain: Chain) -> int | None:
         return _least_sum(chain, kept, math.inf) is not None
 
     at = bisect.bisect_left(sizes, True, key=fits)
-    return sizes[at] if at < len(sizes) else None
+    return chain.several * sizes[at] if at < len(sizes) else None
 
 
 _Stages = Sequence[dict[tuple[int, int], float]]

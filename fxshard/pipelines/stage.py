@@ -72,6 +72,8 @@ class ShardedStage(PipelineStage):
         given = {"input_args": inputs, "output_args": outputs, "input_grads": grads[0], "output_grads": grads[1]}
         super().__init__(module, index, len(plan.stages), device, group=group, **{name: tuple(side) for name, side in given.items()})
         self.plan, self.ends, self.inside = plan, ends, inside
+        self.rank_stages: tuple[ShardedStage, ...] = (self,)
+        """All stages of this rank, in order: two if they are interleaved."""
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """The forward of one microbatch, from this rank's parts of values to its parts."""
@@ -94,13 +96,14 @@ class ShardedStage(PipelineStage):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, timeout: float = TIMEOUT
     ) -> torch.Tensor:
-        """Scales this stage's gradients in place by ``max_norm`` over the norm of the whole model's if that is larger; returns this norm, a
-        plain scalar. Every rank of the pipeline calls this, between the steps of the schedule and of the optimiser.
+        """Scales the gradients of this rank's stages in place by ``max_norm`` over the norm of the whole model's if that is larger; returns
+        this norm, a plain scalar. Every rank of the pipeline calls this, between the steps of the schedule and of the optimiser.
 
         The norm is that of the gradients of all stages as one vector, as on one device. Raises as ``fxshard.clip_grad_norm_``.
         """
         across = (self.group, self.device)
-        return clip(list(self.submod.parameters()), max_norm, norm_type, error_if_nonfinite, timeout, across)
+        parameters = [p for stage in self.rank_stages for p in stage.submod.parameters()]
+        return clip(parameters, max_norm, norm_type, error_if_nonfinite, timeout, across)
 
     def _pending(self) -> Any:
         return contextlib.nullcontext() if self.plan.microbatches == 1 else no_sync(self.submod)
@@ -130,6 +133,9 @@ def pipeline(
     ``stage.submod`` is a parallelized module with this stage's parameters and buffers, under their names in ``model``. Arguments go to the
     first stage, which passes on what later ones read. As in ``parallelize``, tensors are global values: a step takes the whole batch on
     each rank of the first stage, and the last stage's outputs are whole.
+
+    With ``schedule="Interleaved1F1B"`` a rank has two stages: this is its first, and ``stage.rank_stages`` has both, for torch's
+    ``ScheduleInterleaved1F1B``. The last of them is the pipeline's last stage on the last rank of ``axis``.
 
     Args:
         mb_args, mb_kwargs: arguments of the model for one microbatch. All microbatches have the same sizes.
@@ -163,14 +169,19 @@ def pipeline(
     ranks = mesh_ranks(device_mesh)
     compare(_fields(plan), ranks=ranks, timeout=timeout)
     _check_plan(plan, mesh, axis, microbatches, schedule)
-    index = device_mesh.get_local_rank(axis)
+    rank, ranks_of_axis = device_mesh.get_local_rank(axis), device_mesh.size(mesh.axis(axis))
     inside = device_mesh[tuple(name for name in mesh.axis_names if name != axis)]
     running = {**options, "hardware": inner_mesh(mesh, axis).hardware}
     with ends_together("make its stage of the pipeline", ranks=ranks, timeout=timeout):
-        mine = split(model, mb_args, kwargs, plan.starts)[index]
-        ends = _ends(mine, plan, index, inside)
-        _shard(mine, plan, index, ends, inside, running)
-        return ShardedStage(mine.module, plan, index, ends, inside, device_mesh.get_group(axis))
+        every = split(model, mb_args, kwargs, plan.starts)
+        found = []
+        for index in range(rank, len(every), ranks_of_axis):
+            ends = _ends(every[index], plan, index, inside)
+            _shard(every[index], plan, index, ends, inside, running)
+            found.append(ShardedStage(every[index].module, plan, index, ends, inside, device_mesh.get_group(axis)))
+        for stage in found:
+            stage.rank_stages = tuple(found)
+        return found[0]
 
 
 def _fields(plan: PipelinePlan) -> dict[str, str]:

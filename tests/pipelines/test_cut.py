@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxshard.pipelines.cut import Chain, Cut, Layer, best_cut, bounds, least_memory
-from fxshard.pipelines.schedule import in_flight, step_time
+from fxshard.pipelines.schedule import SCHEDULES, in_flight, stages_of_rank, step_time
 
 SIZES = st.integers(0, 9)
 LAYER = st.builds(
@@ -27,11 +27,11 @@ LAYER = st.builds(
     starts=st.sampled_from([True, True, True, False]),
 )
 CHAIN = st.builds(
-    lambda layers, stages, extra, schedule: Chain(tuple(layers), stages, stages + extra, schedule),
+    lambda layers, stages, extra, schedule: Chain(tuple(layers), stages * stages_of_rank(schedule), stages * (1 + extra), schedule),
     st.lists(LAYER, min_size=1, max_size=7),
     st.integers(1, 4),
     st.integers(0, 4),
-    st.sampled_from(["1F1B", "GPipe"]),
+    st.sampled_from(SCHEDULES),
 )
 
 
@@ -41,11 +41,11 @@ def cuts(chain: Chain) -> Iterator[Cut]:
 
 
 def took(chain: Chain, cut: Cut) -> float:
-    return step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))], chain.microbatches)
+    return step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))], chain.microbatches, chain.several)
 
 
 def peak(chain: Chain, cut: Cut) -> int:
-    return max(chain.memory(i, *ends) for i, ends in enumerate(bounds(cut, len(chain.layers))))
+    return chain.several * max(chain.memory(i, *ends) for i, ends in enumerate(bounds(cut, len(chain.layers))))
 
 
 @given(CHAIN, st.one_of(st.integers(0, 120), st.just(math.inf)))

@@ -41,7 +41,7 @@ class Wide(nn.Module):
 def planned(model: nn.Module, **options: Any) -> PipelinePlan:
     with torch.device("meta"):
         example = torch.empty(64, 256)
-    return fxshard.plan_pipeline(model.to("meta"), (example,), MESH, microbatches=4, cache=False, **options)
+    return fxshard.plan_pipeline(model.to("meta"), (example,), MESH, **{"microbatches": 4, "cache": False, **options})
 
 
 def test_stages_take_equal_time() -> None:
@@ -94,6 +94,20 @@ def test_planning_warns_of_nothing_and_shows_its_progress_on_a_terminal(monkeypa
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     planned(Wide())
     assert re.search(r"planning layers: .* 0/8 ", terminal.getvalue()) and "Warning" not in terminal.getvalue()
+
+
+def test_interleaved_stages_wait_less_and_share_the_memory_of_a_rank() -> None:
+    two, four = planned(Wide(0)), planned(Wide(0), schedule="Interleaved1F1B")
+    assert [len(stage.layers) for stage in four.stages] == [2, 2, 2, 2] and four.several == 2
+    assert four.bubble == pytest.approx(1 / 9, abs=0.03) and four.bubble < two.bubble == pytest.approx(1 / 5, abs=0.03)
+    assert four.step_time < two.step_time
+    with pytest.raises(ConstraintError, match="no cut into 4 stages fits") as error:
+        planned(Wide(0), schedule="Interleaved1F1B", memory_limit=100_000)
+    least = int(re.search(r"some cut needs .*?([\d,]+) bytes", str(error.value))[1].replace(",", ""))
+    tight = planned(Wide(0), schedule="Interleaved1F1B", memory_limit=least)
+    assert 2 * max(stage.memory for stage in tight.stages) == least
+    with pytest.raises(OptionError, match="passes microbatches in 2 rounds of equal size, and there are 5"):
+        planned(Wide(0), schedule="Interleaved1F1B", microbatches=5)
 
 
 def test_inner_axes_keep_their_links() -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
 
 import fxshard
@@ -65,16 +65,17 @@ def trained(
     batch = (torch.randint(0, 11, (8, 5)), torch.rand(8, 5) > 0.3, torch.randint(0, 11, (8, 5)))
     given = batch[:inputs]
     example = tuple(x[: 8 // MICROBATCHES] for x in given)
-    name = "1F1B" if schedule is Schedule1F1B else "GPipe"
+    name = schedule.__name__.removeprefix("Schedule")  # as pipeline calls it
     stage = fxshard.pipeline(model, example, device_mesh, microbatches=MICROBATCHES, schedule=name, compiler="eager", **options)
-    optimizers = [make(stage.submod.parameters()), make(reference.parameters())]
-    runs = schedule(stage, n_microbatches=MICROBATCHES, loss_fn=loss)
+    stages = stage.rank_stages
+    optimizers = [make([p for one in stages for p in one.submod.parameters()]), make(reference.parameters())]
+    runs = schedule(stage if len(stages) == 1 else list(stages), n_microbatches=MICROBATCHES, loss_fn=loss)
     for _ in range(3):
         losses: list[Tensor] = []
         runs.step(*given) if stage.is_first else runs.step(target=batch[2], losses=losses, return_outputs=False)
         pieces = [loss(reference(*(x[i : i + 2] for x in given)), batch[2][i : i + 2]) for i in range(0, 8, 2)]
         torch.stack(pieces).mean().backward()
-        for have, want in zip(losses, pieces, strict=stage.is_last):
+        for have, want in zip(losses, pieces, strict=stages[-1].is_last):
             same(have, want.detach(), "the loss")
         if clip is not None:
             want = torch.nn.utils.clip_grad_norm_(reference.parameters(), *clip)
@@ -82,7 +83,7 @@ def trained(
         for one in optimizers:
             one.step()
             one.zero_grad()
-    expected, have = reference.state_dict(), stage.submod.state_dict()
+    expected, have = reference.state_dict(), {key: value for one in stages for key, value in one.submod.state_dict().items()}
     assert have.keys() <= expected.keys()
     for key, value in have.items():
         same(value, expected[key], key)
@@ -92,7 +93,7 @@ def trained(
     with record_collectives() as recorded:
         runs.step(*given) if stage.is_first else runs.step(target=batch[2], return_outputs=False)
     logits = runs.eval(*given) if stage.is_first else runs.eval(target=batch[2], return_outputs=inputs == 1)
-    if stage.is_last and inputs == 1:
+    if stages[-1].is_last and inputs == 1:
         same(logits, reference(*given).detach(), "an output of eval()")
     return stage, Counter(one.kind for one in recorded)
 
@@ -108,6 +109,17 @@ def fully_sharded() -> None:
     assert planned.memory_limit == own.memory_limit and planned.memory <= 24_400
     assert sum(own.memory.values()) <= own.memory_limit < 24_400
     assert kinds["reduce_scatter"] + kinds["all_reduce"] == len(list(stage.submod.parameters())), "once a step, not for each microbatch"
+
+
+def interleaved() -> None:
+    """Four stages on two ranks of the pipeline's axis."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    words = {"dp": fxshard.FullyShard()}
+    stage, kinds = trained(Logits(), torch.optim.AdamW, ScheduleInterleaved1F1B, mean_loss, 1, parallel=words, clip=(0.01,))
+    assert [one.stage_index for one in stage.rank_stages] == [stage.stage_index, stage.stage_index + 2] and len(stage.plan.stages) == 4
+    parameters = [p for one in stage.rank_stages for p in one.submod.parameters()]
+    assert kinds["reduce_scatter"] + kinds["all_reduce"] == len(parameters), "once a step, not for each microbatch"
 
 
 def tensor_parallel() -> None:
@@ -148,7 +160,7 @@ def a_stage_fails() -> None:
         fxshard.pipeline(Logits(), (torch.randint(0, 11, (2, 5)),), device_mesh, microbatches=4, compiler="eager")
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, tensor_parallel, refused, a_stage_fails)}
+SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, interleaved, tensor_parallel, refused, a_stage_fails)}
 
 
 @pytest.fixture(scope="module")
