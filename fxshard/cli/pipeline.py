@@ -22,7 +22,7 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     pipeline_help = "cut the model into stages along this axis and show them; the factory then returns the arguments of one microbatch"
     parser.add_argument("--pipeline", metavar="AXIS", help=pipeline_help)
     parser.add_argument("--microbatches", type=int, metavar="N", help="microbatches in a step of the pipeline (default: 4 for each stage)")
-    parser.add_argument("--schedule", metavar="NAME", help="of the pipeline: 1F1B (the default) or GPipe")
+    parser.add_argument("--schedule", metavar="NAME", help="of the pipeline: 1F1B (the default), GPipe or Interleaved1F1B")
 
 
 def check_no_pipeline(options: argparse.Namespace) -> None:

@@ -214,9 +214,7 @@ class _Reader:
                 raise _wrong_count(named, several, self.mesh, user_text)
             for index, wanted in enumerate(several):
                 if wanted is not None:
-                    self._add_layout(
-                        _existing_place(named, index, wanted, user_text), wanted, f"result {index} of {named.what}", user_text, f"[{index}]"
-                    )
+                    self._add_layout(_existing_place(named, index, wanted, user_text), wanted, named.part(index), user_text, f"[{index}]")
 
     def _add_layout(self, place: Place, layout: Any, what: str, user_text: _UserText, part: str = "") -> None:
         """Adds a condition; a LayoutError quotes the user's text."""
@@ -266,7 +264,7 @@ class _Reader:
                     what = f"{named.what} has no layout of its own: it stands for values that others read too"
                     raise ConstraintError(what, where=str(equal), remedy="pin them, or name the values that the modules return")
                 if len(named.places) != 1:
-                    what = f"{named.what} has {count_text(len(named.places), 'result')}"
+                    what = f"{named.what} has {named.count}"
                     raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")
                 places[_existing_place(named, 0, "a name", _UserText(name, str(equal), whole=True))] = None
         if len(places) < 2:
@@ -295,14 +293,14 @@ def _existing_place(named: Named, index: int, wanted: Any, user_text: _UserText)
     """The requested result; raises LayoutError if it is not a tensor."""
     place = named.places[index]
     if place is None:
-        what = f"result {index} of {named.what} is not a tensor, or nothing reads it"
+        what = f"{named.part(index)} is not a tensor, or nothing reads it"
         raise LayoutError(what, where=user_text.text, remedy=f"give None in place of {wanted!r}")
     return place
 
 
 def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, user_text: _UserText) -> LayoutError:
     gives = count_text(1 if given is None else len(given), "layout")
-    what = f"{named.what} has {count_text(len(named.places), 'result')}, {user_text.text} gives {gives}"
+    what = f"{named.what} has {named.count}, {user_text.text} gives {gives}"
     example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(named.places) - 1)])
     return LayoutError(what, where=user_text.text, remedy=f"give one for each, None where free: pins={{{user_text.name!r}: ({example})}}")
 

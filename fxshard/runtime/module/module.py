@@ -50,6 +50,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
     size_free_key,
     trace_with_static_fallback,
 )
+from fxshard.runtime.calls.entries import entries, entry_settings
 from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, other_calls_text, shapes_text
 from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, read_options
 from fxshard.runtime.calls.runner import Runner
@@ -150,6 +151,8 @@ def shard_module(
     accept_full_values(model)
     refuse_shared_memory()
     model.forward = forward
+    for module in entries(model):
+        module.forward = ShardedForward(module, device_mesh, entry_settings(settings), entry=True)
     return model
 
 
@@ -183,6 +186,8 @@ class ShardedForward:
     """The sizes for which the user wants plans to be optimised."""
     warned: set[Runner] = field(default_factory=set)
     """Programs of which the user was warned that a call exceeds the memory limit."""
+    entry: bool = False
+    """Whether the module is inside another one, which is sharded already and of which ``generate()`` calls it by itself."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -191,7 +196,7 @@ class ShardedForward:
         self.device = mesh_device(self.device_mesh)
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
-        self.sharded = False
+        self.sharded = self.entry
         self.warned_counts: set[str] = set()
         self.counted: Counted = frozenset()
         self.track_modules()
@@ -458,7 +463,8 @@ class ShardedForward:
             raise RunError("the forward of a parallelized module cannot be copied by itself", remedy="copy.deepcopy the module")
         new = object.__new__(ShardedForward)
         replaced = rebound(copy.deepcopy(self.replaced, memo), memo, {})
-        vars(new).update(model=memo[id(self.model)], device_mesh=self.device_mesh, settings=self.settings, origin=(self, replaced))
+        kept = {name: vars(self)[name] for name in ("device_mesh", "settings", "entry")}
+        vars(new).update(kept, model=memo[id(self.model)], origin=(self, replaced))
         return new
 
     def __getattr__(self, name: str) -> Any:
