@@ -25,6 +25,7 @@ from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mix
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.comparison import Comparison, compare
 from fxshard.plans.constraints import Constraint, check_constraints
+from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -59,6 +60,7 @@ def plan(
     dynamic_shapes: Any = None,
     example_sizes: Any = None,
     parallel: Any = None,
+    offload: Any = False,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -94,6 +96,8 @@ def plan(
             the dims or mappings by name, ``[(8, 2048), (64, 1)]``, or pairs of sizes and a weight, ``[((8, 2048), 3), ((64, 1), 1)]``.
         parallel: one-word plans by axis, ``{"dp": FullyShard(), "tp": "auto"}`` (fxshard.plans.parallel, docs/parallel-styles.md). They say
             a few layouts; pins and layouts given for the same tensor and axis count instead, and the solver chooses the rest.
+        offload: what the solver may hold in the memory of the host to keep the ``memory_limit``, for each parameter: ``"optimizer"``, the
+            state of its optimiser; ``"parameters"``, the parameter too; both in a tuple, or True (docs/memory.md).
 
     The plan keeps what it was made from, so that ``plan.explain(name)`` can say what other layouts would cost. Copies of it and plans read
     from files cannot.
@@ -123,6 +127,7 @@ def plan(
         dynamic=dims,
         sampled=weighted_sizes(example_sizes, dims),
         parallel=read_parallel(parallel, as_mesh(mesh)),
+        offload=read_offload(offload),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None

@@ -51,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--infer", action="store_true", help="plan the forward pass only (default: forward and backward)")
     kept = "the optimizer whose state is counted as memory: none (the default), sgd, sgd_momentum, adam, adamw, ... (a wrong one lists all)"
     plan.add_argument("--optimizer", default="none", metavar="NAME", help=kept)
+    host = "what may be on the host to keep --memory-limit: optimizer (its state), parameters (with it), or both, with a comma"
+    plan.add_argument("--offload", default="", metavar="KINDS", help=host)
     plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what all other layouts of a parameter, input or node would cost, or only the given one; may be repeated"
@@ -166,6 +168,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
+    limits["offload"] = tuple(filter(None, options.offload.split(",")))
     plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
     if options.output:
         plan.save(options.output)

@@ -59,6 +59,7 @@ def to_json(subject: Subject) -> dict[str, Any]:
         "cut": plan.certificate.cut,
         "hidden": dict(plan.hidden),
         "recomputed": list(plan.recomputed),
+        "offloaded": [vars(one) | {"parameter": plan.called(one.node)} for one in plan.offloaded],
         "memory": dict(sorted(plan.memory.items())),
         "memory_limit": plan.memory_limit,
         **write_sizes(plan),

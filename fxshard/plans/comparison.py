@@ -90,11 +90,21 @@ class Comparison:
     """Peak bytes per device."""
     recomputed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Blocks that each plan recomputes in the backward."""
+    offloaded: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """What each plan holds on the host, in words: ``optimizer of layers.0.weight``."""
 
     @property
     def equal(self) -> bool:
         """Whether both plans decide the same: same mesh and graph, and equal layouts and redistributions."""
-        return self.same_graph and self.mesh[0] == self.mesh[1] and not (self.nodes or self.moves or self.compute or self.memory)
+        return (
+            self.same_graph
+            and self.mesh[0] == self.mesh[1]
+            and not (self.nodes or self.moves or self.compute or self.memory or self._offloads)
+        )
+
+    @property
+    def _offloads(self) -> bool:
+        return self.offloaded[0] != self.offloaded[1]
 
     def __str__(self) -> str:
         head = [cost_text(value, unit) for value, unit in zip(self.objective, self.unit, strict=True)]
@@ -105,6 +115,8 @@ class Comparison:
         rows += [(f"hidden {kind}", time_text(a), time_text(b), _change(a, b, TIME)) for kind, a, b in self.hidden]
         if self.recomputed[0] != self.recomputed[1]:
             rows.append(("computed again", *(", ".join(merged_names(blocks)) or "nothing" for blocks in self.recomputed), ""))
+        if self._offloads:
+            rows.append(("on the host", *(", ".join(merged_names(names)) or "nothing" for names in self.offloaded), ""))
         if self.peak[0] != self.peak[1]:
             rows.append(("memory", size_text(self.peak[0]), size_text(self.peak[1]), _change(*self.peak, BYTES)))
         rows += [(f"- {kind}", size_text(a or 0), size_text(b or 0), _change(a or 0, b or 0, BYTES)) for kind, a, b in self.memory]
@@ -207,8 +219,13 @@ def compare(before: PlanData, after: PlanData) -> Comparison:
         traffic=_traffic(before, after),
         peak=(sum(before.memory.values()), sum(after.memory.values())),
         recomputed=(tuple(before.recomputed), tuple(after.recomputed)),
+        offloaded=(_offloaded(before), _offloaded(after)),
         hidden=tuple((kind, a or 0.0, b or 0.0) for kind, (a, b) in _pairs(before.hidden, after.hidden) if a != b),
     )
+
+
+def _offloaded(plan: PlanData) -> tuple[str, ...]:
+    return tuple(f"{one.kind} of {plan.called(one.node)}" for one in plan.offloaded)
 
 
 def _mesh(plan: PlanData) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
 from fxshard.layout.layouts import Layout, placement_str
+from fxshard.plans.offload import OPTIMIZER, PARAMETERS
 from fxshard.plans.plan_data import AGAIN, PlanData, PlannedCollective, PlannedNode, by_cause
 from fxshard.plans.plan_sizes import mean_text, sizes_text
 from fxshard.text_table import fitted, labelled, listed, number_runs
@@ -32,7 +33,7 @@ def plan_text(plan: PlanData) -> str:
 
 def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
     """(label, text): cost and proof, priced sizes, memory and its limit, hidden communication, repeated gathers, packed parameters,
-    recomputed blocks."""
+    recomputed blocks, and what is on the host."""
     rows = [("objective", proof_text(plan))]
     rows += [("priced", mean_text(plan))] if plan.example_sizes else []
     if plan.memory or plan.memory_limit is not None:
@@ -41,7 +42,8 @@ def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
     for label, names in redistributed_twice(plan).items():
         rows.append((label, f"{listed(merged_names(names), NAMES_WIDTH)}, again in the backward"))
     rows += [("packed", text) for text in packed_texts(plan)]
-    return rows + ([("computed again", recomputed_text(plan))] if plan.recomputed else [])
+    rows += [("computed again", recomputed_text(plan))] if plan.recomputed else []
+    return rows + [(f"{kind} on the host", text) for kind, text in offloaded_texts(plan).items()]
 
 
 def earlier_redistribution(plan: PlanData) -> dict[int, int]:
@@ -102,6 +104,19 @@ def recomputed_text(plan: PlanData) -> str:
     """The recomputed blocks, in one line."""
     count = len(plan.recomputed)
     return f"{count_text(count, 'block')}: {listed(merged_names(plan.recomputed), NAMES_WIDTH)}"
+
+
+def offloaded_texts(plan: PlanData) -> dict[str, str]:
+    """What is on the host, by kind: of which parameters, how many bytes, what a step copies, and what that costs."""
+    found: dict[str, str] = {}
+    for kind, word in ((OPTIMIZER, "optimizer state"), (PARAMETERS, "parameters")):
+        ones = [one for one in plan.offloaded if one.kind == kind]
+        held, inward, outward = (size_text(sum(getattr(one, name) for one in ones)) for name in ("held", "inward", "outward"))
+        cost = cost_text(sum(one.cost for one in ones), plan.certificate.unit)
+        names = listed(merged_names(plan.called(one.node) for one in ones), NAMES_WIDTH)
+        if ones:
+            found[word] = f"{held}: a step copies {inward} to the device and {outward} back, {cost}; of {names}"
+    return found
 
 
 def cost_text(value: float, unit: str) -> str:
