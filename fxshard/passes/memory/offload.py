@@ -19,7 +19,7 @@ from fxshard.graph.planning_graph import shape_and_itemsize
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes, shard_bytes
-from fxshard.plans.offload import KINDS, OPTIMIZER, Offload
+from fxshard.plans.offload import OPTIMIZER, Offload
 
 if TYPE_CHECKING:
     from fxshard.plans.plan_data import OpSpec
@@ -43,8 +43,9 @@ class Offloading:
         if node.op != "placeholder" or times.kinds.get(node.name) != "parameter":
             return (DEVICE,)
         if self.fixed is not None:
-            return (PLACES[self.fixed[node.name]],) if node.name in self.fixed else (DEVICE,)
-        able = [PLACES[kind] for kind in KINDS if limited and kind in self.kinds and _is_able(kind, node, times, optimizer)]
+            kind = self.fixed.get(node.name)
+            return (DEVICE,) if kind is None or not _is_able(kind, node, times, optimizer) else (PLACES[kind],)
+        able = [PLACES[kind] for kind in PLACES if limited and kind in self.kinds and _is_able(kind, node, times, optimizer)]
         return (DEVICE, *able)
 
 

@@ -62,7 +62,7 @@ from fxshard.runtime.module.call import Call, opened
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, original_forward, same_hooks
-from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, parameter_layouts, shard_parameters
+from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, shard_for_program
 from fxshard.runtime.module.plan_requests import PlanRequests
 from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse_code, refuse_pickle, refuse_shared_memory
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
@@ -109,8 +109,8 @@ def parallelize(
         train: whether the first program is for training; by default as the plan, or True. Other programs are made on demand.
         options: how to plan, ``hardware``, ``input_layouts``, ``output_layouts`` (a mapping from a name or a glob, ``"*.keys"``, to a
             layout makes that output a DTensor), ``pins``, ``parallel``, ``memory_limit``, ``objective``, ``time_limit``, ``constraints``,
-            ``optimizer``, ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``, ``timeout``,
-            ``debug``, ``dump``, ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. The classes ``Options`` and
+            ``optimizer``, ``offload``, ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``,
+            ``timeout``, ``debug``, ``dump``, ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. ``Options`` and
             ``Settings`` in fxshard/runtime/calls say what each means.
 
     Raises:
@@ -139,7 +139,17 @@ def shard_module(
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
-        decided = ("pins", "parallel", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints", "example_sizes")
+        decided = (
+            "pins",
+            "parallel",
+            "input_layouts",
+            "output_layouts",
+            "memory_limit",
+            "objective",
+            "constraints",
+            "example_sizes",
+            "offload",
+        )
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):
@@ -164,10 +174,7 @@ def _mode(train: bool | None, plan: ShardingPlan | None) -> bool:
 
 @dataclass(eq=False, repr=False)
 class ShardedForward:
-    """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it.
-
-    ``by_key``: the programs by the key of a call.
-    """
+    """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it. ``by_key``: programs by a call's key."""
 
     model: nn.Module
     device_mesh: DeviceMesh
@@ -370,7 +377,7 @@ class ShardedForward:
             if first:
                 source = None if s.src_data_rank == "same" else s.src_data_rank
                 with timed("shard parameters"):
-                    shard_parameters(self.model, parameter_layouts(program), self.device_mesh, self.device, source)
+                    shard_for_program(self.model, program, self.device_mesh, self.device, source)
                 self.sharded, self.open_parameters = True, ()
             check_parameters(self.model, program)
             bound = bind(program, self.device_mesh, self.device)

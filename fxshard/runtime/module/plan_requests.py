@@ -16,12 +16,13 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
+from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel, of_inputs, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.module.parameters import layout_or_part
+from fxshard.runtime.module.parameters import layout_or_part, offloads_of
 from fxshard.runtime.module.shard_arguments import ShardArguments
 
 
@@ -48,7 +49,8 @@ class PlanRequests:
         whole = dict.fromkeys(self.mesh.axis_names, Replicate())
         inputs.update({name: {**whole, **said[name]} for name, x in given.items() if said[name] and not isinstance(x, DTensor)})
         request = builder.request(inputs, self._outputs(graph, leaves), self._pins(builder, first), sampled)
-        return replace(request, parallel=self.parallel)
+        offload = read_offload(self.settings.offload) if first else offloads_of(self.model)
+        return replace(request, parallel=self.parallel, offload=offload)
 
     @cached_property
     def parallel(self) -> Parallel:
