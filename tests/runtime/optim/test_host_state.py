@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,9 +76,9 @@ def test_state_is_saved_and_loaded(mesh: DeviceMesh) -> None:
     run(ours, mesh)
     state = ours.state_dict()
     assert all(isinstance(one["exp_avg"], DTensor) for one in state["state"].values())
-    theirs.load_state_dict(state)
+    theirs.load_state_dict(copy.deepcopy(state))
     again, _ = optimizers(mesh, optim.Adam, {}, range(5))
-    again.load_state_dict(state)
+    again.load_state_dict(copy.deepcopy(state))
     for mine, other in zip(ours.state.values(), theirs.state.values(), strict=True):
         assert torch.equal(mine["exp_avg_sq"].to_local(), other["exp_avg_sq"].to_local())
     for one in (again, theirs):
