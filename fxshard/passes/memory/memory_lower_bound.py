@@ -106,7 +106,7 @@ class MemoryLowerBound:
         """The lives of a value with its own memory."""
         times, (source, index), born = self.times, producer(value), self.times.born(value)
         if source.op == "placeholder":
-            yield from self.usage.of_input(value)
+            yield from self.usage.of_input(value, certain=True)
             return
         var, specs = self.usage.node_vars[source.name]
         bytes_ = self.usage.bytes_of(value, (self.cache(("given", index), (specs,), partial(given_layouts, specs, index)),))

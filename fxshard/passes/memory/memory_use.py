@@ -25,7 +25,7 @@ from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span, parameter_state, shard_bytes
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.memory import workspace
-from fxshard.passes.memory.offload import held_on_device
+from fxshard.passes.memory.offload import PARAMETER, held_on_device
 from fxshard.passes.memory.saved_for_backward import RECOMPUTED, Crossing, Modes
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live
@@ -109,13 +109,29 @@ class MemoryUse:
             yield Live(early, hi, amounts - again, var)
             yield Live(*self.modes.recomputed_span(value), again, var)
 
-    def of_input(self, value: fx.Node) -> Iterator[Live]:
-        """An input, to the end; a parameter with the state of its optimiser, unless that is on the host."""
+    def of_input(self, value: fx.Node, certain: bool = False) -> Iterator[Live]:
+        """An input, to the end; a parameter with the state of its optimiser, unless that is on the host.
+
+        A parameter on the host counts while the forward and the backward read it; if ``certain``, only when they first do.
+        """
         times, (var, specs) = self.modes.times, self.node_vars[value.name]
         bytes_ = self.bytes_of(value, (self.cache(("given", 0), (specs,), partial(given_layouts, specs, 0)),))
         state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
         held = state if var not in self.places else np.array([held_on_device(place, state) for place in self.places[var]])
         yield Live(*times.own_span(value), held * bytes_, var)
+        if var not in self.places or PARAMETER not in self.places[var]:
+            return
+        fetched = np.where(np.array(self.places[var]) == PARAMETER, bytes_, 0.0)
+        early, late = (tuple(r for r in times.readers[value] if times.in_backward(r) is half) for half in (False, True))
+        redone = self.modes.recomputed_readers(value)
+        if early:
+            first = min(times.time[r] for r in early)
+            until = max(*(times.read_until(value, r) for r in early), self.modes.views_until(value))
+            yield Live(first, first + 1 if certain else until, fetched, var)
+        if late or redone:
+            first, until = self.modes.backward_span(late, redone, value)
+            if not (certain and redone):
+                yield Live(first, first + 1 if certain else until, fetched, var)
 
     def _made(self, value: fx.Node) -> Span:
         """The span in which the value exists as produced."""

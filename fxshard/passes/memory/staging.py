@@ -24,7 +24,7 @@ class Staging:
             specs, value = usage.node_vars[node][1], usage.modes.times.graph.by_name[node]
             placed = zip(specs, usage.places[var], strict=True)
             of = (0 if at == DEVICE else staged_bytes(value, spec.outputs[0], at, usage.mesh, usage.optimizer) for spec, at in placed)
-            self._needed[var] = np.array(list(of), dtype=np.float64)
+            self._needed[var] = np.array(list(of), dtype=np.float64) * (node in usage.modes.times.trained)
         self.sizes = np.unique(np.concatenate([np.zeros(1), *self._needed.values()]))
 
     @cached_property

@@ -17,7 +17,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from torch import fx
@@ -45,6 +45,7 @@ from fxshard.passes.planning.constrain import Condition, Constraints
 from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Place
 from fxshard.passes.trace.fakes.mixed_precision import reduces_pending
+from fxshard.plans.offload import PARAMETERS
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.plan_data import again as second_run
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
@@ -97,7 +98,8 @@ class _Builder:
         joint = [g for g in groups(self.graph, self._unconstrained) if self._joint(g)[0]]
         together = {n: g for g in joint for n in g.nodes}
         limit, redone = self.constraints.memory_limit, self.constraints.recomputed
-        self.modes = None if limit is None and not redone else Modes(self.graph, [g.nodes for g in joint])
+        unlimited = limit is None and not redone and PARAMETERS not in (self.constraints.offload.fixed or {}).values()
+        self.modes = None if unlimited else Modes(self.graph, [g.nodes for g in joint])
         unknown = redone - {block.name for block in self.modes.blocks} if self.modes else redone
         if unknown:
             what = f"the plan computes {', '.join(sorted(unknown))} again, which this model cannot"
@@ -196,9 +198,8 @@ class _Builder:
         if places == (DEVICE,):
             self._variable_for([node], node.name, self._compute_costs(node, specs), [specs])
             return
-        copies = HostCopies(self.annotated.times, self.mesh, c.optimizer, "microseconds" if self.objective == "time" else "bytes")
         repeated = self.cache(("places", len(places)), (specs,), partial(operator.mul, specs, len(places)))
-        var = self._variable_for([node], node.name, copies.costs(node, specs, places), [repeated])
+        var = self._variable_for([node], node.name, self.host_copies.costs(node, specs, places), [repeated])
         self.places[var] = tuple(place for place in places for _ in specs)
 
     def _variable_for(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
@@ -222,6 +223,11 @@ class _Builder:
             self.block_vars[block.name] = self._variable(f"recompute {block.name}", np.array([np.inf if forced else 0.0, 0.0]))
             self.blocks[self.block_vars[block.name]] = block
         return self.block_vars[block.name]
+
+    @cached_property
+    def host_copies(self) -> HostCopies:
+        unit = "microseconds" if self.objective == "time" else "bytes"
+        return HostCopies(self.annotated.times, self.mesh, self.constraints.optimizer, unit)
 
     def _stage_states(self) -> None:
         """Adds a variable for the bytes that the optimiser's step copies to the device at once: no less than any parameter on the host."""
@@ -362,6 +368,9 @@ class _Builder:
         to = self._variable(f"kept {value.name}", np.zeros(len(kept)), len(layouts) if none else layouts.index(have[self.start[var]]))
         self._transfer(value, var, have, [*early, (to, kept)], _places(halves[0]), crossing.first)
         self._transfer(value, to, read, [*late, *again], _places(halves[1]), crossing.second)
+        if var in self.places:
+            several = len({self.modes.block[n].name for n in crossing.redone}) > 1 if self.modes is not None else False
+            self._edge(var, to, self.host_copies.kept_costs(value, have, self.places[var], kept, none, several))
         if inside:
             agree = partial(recompute_costs, have, read, self.states[var], len(kept) - len(redone))
             self._edge(var, to, self.cache("agree in mode", (have, read, self.states[var]), agree))

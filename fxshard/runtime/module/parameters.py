@@ -18,6 +18,7 @@ from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.plans.offload import PARAMETERS
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.groups.distribute import distribute
@@ -98,14 +99,17 @@ def shard_parameters(
         for owner, key, parameter in parameter_slots(model):
             if id(parameter) not in made:
                 layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
+                kind = next((offloaded[n] for n in names[id(parameter)] if n in offloaded), None)
                 value = shard_tensor(parameter, layout, device_mesh, device, source)
+                if kind == PARAMETERS and device.type != "cpu":
+                    value = as_dtensor(value.to_local().detach().cpu().pin_memory(), device_mesh, layout, tuple(parameter.shape))
                 new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
                 if new is not parameter and parameter.grad is not None:
                     new.grad = shard_tensor(parameter.grad, layout, device_mesh, device, source)
                 if new is not parameter and isinstance(parameter, DTensor):
                     torch.utils.swap_tensors(parameter, new)
                     new = parameter
-                for kind in (offloaded[n] for n in names[id(parameter)] if n in offloaded):
+                if kind is not None:
                     place_on_host(new, kind)
                 made[id(parameter)] = new
             setattr(owner, key, made[id(parameter)])

@@ -6,42 +6,9 @@ GPU would hold, so that the same code runs. The CUDA side has not been run yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-
 import torch
 
-
-@dataclass
-class Traffic:
-    """Bytes and copies to the device (``inward``) and to the host (``outward``)."""
-
-    inward: int = 0
-    outward: int = 0
-    copies: int = 0
-
-
-_COUNTING: list[Traffic] = []
-
-
-@contextmanager
-def counting() -> Iterator[Traffic]:
-    """Counts the copies of this process within the block."""
-    found = Traffic()
-    _COUNTING.append(found)
-    try:
-        yield found
-    finally:
-        _COUNTING.remove(found)
-
-
-def count(size: int, *, inward: bool) -> None:
-    """Counts one copy of ``size`` bytes."""
-    for one in _COUNTING:
-        one.copies += 1
-        one.inward += size if inward else 0
-        one.outward += 0 if inward else size
+from fxshard.ops.host import count
 
 
 class HostCopies:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from fxshard._torch_compat.dtensor.rules import wrap_like
 from fxshard._torch_compat.dtensor.shards import local_like
 from fxshard.errors import RunError
-from fxshard.plans.offload import OPTIMIZER
+from fxshard.plans.offload import OPTIMIZER, PARAMETERS
 from fxshard.runtime.optim.host_copies import HostCopies
 
 ON_HOST = "fxshard_on_host"
@@ -46,9 +46,16 @@ class HostParameter:
 
     def __init__(self, parameter: DTensor, shard: torch.Tensor, own: dict[str, Any], states: dict[torch.Tensor, Any]) -> None:
         self.parameter, self.shard, self.own, self.states = parameter, shard, own, states
+        self.stepped = shard
+        """The tensor that is stepped: the shard, or a copy of it on the device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the step runs."""
+        return torch.device(self.parameter.device_mesh.device_type)
 
     def fetch(self, copies: HostCopies) -> torch.Tensor:
-        """Copies the state to the device; returns the shard to step on."""
+        """Copies the state, and the parameter with its gradient if that is on the host, to the device; returns the shard to step on."""
         state = {}
         for name, value in self.own.items():
             local = _whole(name, value) and local_like(value, self.parameter)
@@ -56,12 +63,18 @@ class HostParameter:
                 what = f"the state {name!r} of a parameter of shape {tuple(self.parameter.shape)} has another layout than the parameter"
                 raise RunError(what, remedy="keep the state as the optimiser made it, or plan without offload")
             state[name] = value if local is False else copies.to_device(local)
-        self.states[self.shard] = state
-        return self.shard
+        if on_host(self.parameter) == PARAMETERS and self.shard.grad is not None:
+            self.stepped = copies.to_device(self.shard)
+            self.stepped.grad = copies.to_device(self.shard.grad)
+        self.states[self.stepped] = state
+        return self.stepped
 
     def store(self, copies: HostCopies) -> None:
-        """Copies the state to the host."""
-        for name, value in self.states.pop(self.shard).items():
+        """Copies them to the host."""
+        stepped, self.stepped = self.stepped, self.shard
+        if stepped is not self.shard:
+            copies.to_host(stepped.detach(), self.shard)
+        for name, value in self.states.pop(stepped).items():
             if not _whole(name, value):
                 self.own[name] = value
                 continue
@@ -84,7 +97,7 @@ class HostGroups(list[Group]):
         every = [(group, one) for group, host in zip(list(super().__iter__()), self.host, strict=True) for one in host]
         yield from (group for group in super().__iter__() if group["params"])
         if every:
-            yield from _one_by_one(every, HostCopies(every[0][1].shard.device))
+            yield from _one_by_one(every, HostCopies(every[0][1].device))
 
 
 def _one_by_one(every: Sequence[tuple[Group, HostParameter]], copies: HostCopies) -> Iterator[Group]:

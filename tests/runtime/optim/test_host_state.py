@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fxshard.errors import RunError
-from fxshard.runtime.optim.host_copies import counting
+from fxshard.ops.host import counting
 from fxshard.runtime.optim.host_state import place_on_host
 from fxshard.runtime.optim.local_steps import ELEMENTWISE
 from tests.runtime.optim.test_local_steps import assert_alike, parameters, tensors
