@@ -21,7 +21,7 @@ from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import Compilation, Request, lower_plan, make_plan, trace_model
 from fxshard.passes.planning.origin import Origin
 from fxshard.passes.planning.sizes_of_plan import check_legal
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision, check_runs
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.comparison import Comparison, compare
 from fxshard.plans.constraints import Constraint, check_constraints
@@ -87,7 +87,8 @@ def plan(
             instance of ``torch.optim``, or a ``fxshard.Optimizer``, which also gives the dtype of the state.
         cache: whether to use a plan that an earlier call with equal arguments stored on disk, and to store this one. The folder is
             ``FXSHARD_CACHE_DIR``, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` switches the cache off for all calls.
-        mixed_precision: dtypes in which to compute and to reduce gradients; parameters and gradients keep theirs.
+        mixed_precision: dtypes in which to compute and to reduce gradients; parameters and gradients keep theirs. With its
+            ``gathers="fp8"`` the plan can be compared, but not run.
         dynamic_shapes: dims whose sizes may change, in the form of ``torch.export`` or by path:
             ``{"args[0]": {0: Dim("batch"), 1: "seq"}}``. Dims marked by ``mark_dynamic`` are dynamic too. The plan is optimised for the
             example's sizes, but uses only placements that are legal at other sizes too; ``plan.at(batch=4)`` gives its cost there
@@ -168,6 +169,7 @@ def lower(
     """
     check_call(model, example_args)
     check_plan(plan)
+    check_runs(check_mixed_precision(mixed_precision))
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     dims = dynamic_dims(model, args, kwargs, dynamic_shapes)
     request = Request(model, args, kwargs, plan.train, mixed_precision=mixed_precision, dynamic=dims)
@@ -238,6 +240,9 @@ def export(
         check_plan(plan, mesh)
         if plan.train:
             raise OptionError("the plan is for training, an exported program is for inference", remedy="plan with train=False")
+        if plan.offloaded:
+            what = "the plan holds parameters on the host, and an exported program keeps its weights on the device"
+            raise OptionError(what, remedy="plan without offload, or run the plan with fxshard.parallelize")
         lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
     else:
         lowered = lower_for_sizes(request, as_mesh(mesh), dump, even=even)
@@ -284,6 +289,7 @@ class Simulate:
             that differ, tensors of other shapes or dtypes than the example's, or tensors without memory.
         """
         check_reduction(reduction)
+        check_runs(check_mixed_precision(mixed_precision))
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
         lowered = program_at(lowered, sizes_of_call(lowered, args, kwargs))
         if weights is None and isinstance(model_or_program, ExportedProgram):

@@ -33,7 +33,7 @@ def plan_text(plan: PlanData) -> str:
 
 def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
     """(label, text): cost and proof, priced sizes, memory and its limit, hidden communication, repeated gathers, packed parameters,
-    recomputed blocks, and what is on the host."""
+    recomputed blocks, gathers in fp8, and what is on the host."""
     rows = [("objective", proof_text(plan))]
     rows += [("priced", mean_text(plan))] if plan.example_sizes else []
     if plan.memory or plan.memory_limit is not None:
@@ -43,6 +43,7 @@ def summary_rows(plan: PlanData) -> list[tuple[str, str]]:
         rows.append((label, f"{listed(merged_names(names), NAMES_WIDTH)}, again in the backward"))
     rows += [("packed", text) for text in packed_texts(plan)]
     rows += [("computed again", recomputed_text(plan))] if plan.recomputed else []
+    rows += [("gathered in fp8", text) for text in fp8_texts(plan)]
     return rows + [(f"{kind} on the host", text) for kind, text in offloaded_texts(plan).items()]
 
 
@@ -104,6 +105,13 @@ def recomputed_text(plan: PlanData) -> str:
     """The recomputed blocks, in one line."""
     count = len(plan.recomputed)
     return f"{count_text(count, 'block')}: {listed(merged_names(plan.recomputed), NAMES_WIDTH)}"
+
+
+def fp8_texts(plan: PlanData) -> list[str]:
+    """The gathers of values in fp8, in one line, if there are any."""
+    fp8 = {node.name for node in plan.nodes if any(dtype.startswith("float8") for dtype in node.dtypes)}
+    sent = [c.bytes for c in plan.collectives if c.kind == "all_gather" and c.value in fp8]
+    return [f"{count_text(len(sent), 'gather')}, {size_text(sum(sent))}: planned only, not run on a GPU yet"] if sent else []
 
 
 def offloaded_texts(plan: PlanData) -> dict[str, str]:

@@ -11,7 +11,7 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.runner import Dump
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision, check_runs
 from fxshard.plans.offload import read_offload
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import Options, check_flag
@@ -48,6 +48,6 @@ class Settings(Options):
         if self.example_sizes is not None and self.dynamic_shapes is None:
             raise OptionError("example_sizes are of dynamic dims, and there are none", remedy="name them in dynamic_shapes")
         read_offload(self.offload)
-        check_mixed_precision(self.mixed_precision)
+        check_runs(check_mixed_precision(self.mixed_precision))
         if not callable(self.planner):
             raise OptionError(f"the planner is {a_kind(self.planner)}", remedy="leave it out, or give a function")

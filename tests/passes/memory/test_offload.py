@@ -15,6 +15,7 @@ from fxshard.errors import ConstraintError, OptionError
 from fxshard.mesh.hardware import Hardware, Link
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.planning.choose import memory_over_time
 from fxshard.passes.planning.constrain import constraints_of
 from fxshard.passes.planning.formulate import formulate
@@ -64,8 +65,7 @@ def test_the_states_of_least_cost_are_on_the_host() -> None:
         assert sum(one.cost for one in plan.offloaded) == pytest.approx(min(costs))
 
 
-@pytest.mark.parametrize("part", [0.55, 0.7, 0.85])
-@pytest.mark.parametrize("kinds", ["optimizer", True])
+@pytest.mark.parametrize(("part", "kinds"), [(0.6, True), (0.8, True), (0.8, "optimizer")])
 def test_the_optimum_over_all_states_of_the_problem(part: float, kinds: object) -> None:
     """A model of one weight: every choice of the problem, its exact memory counted."""
 
@@ -80,8 +80,9 @@ def test_the_optimum_over_all_states_of_the_problem(part: float, kinds: object) 
     mesh = Mesh({"a": 2}, TOY)
     graph = trace(One(), (torch.randn(4, 6),))
     annotated = annotate(graph, mesh)
-    most = sum(planned_memory(graph, mesh).values())
-    asked = constraints_of(graph, mesh, memory_limit=int(part * most), optimizer="adam", offload=kinds)
+    whole = {"input_layouts": "R", "output_layouts": "R"}
+    most = sum(plan_graph(graph, mesh, Request(optimizer="adam", cache=False, **whole)).memory.values())
+    asked = constraints_of(graph, mesh, memory_limit=int(part * most), optimizer="adam", offload=kinds, **whole)
     made = formulate(annotated, asked)
     assert made.relaxed is not None
     counts = Counts(made.problem, made.relaxed, lambda choices: memory_over_time(annotated, asked, made, choices))
@@ -94,12 +95,6 @@ def test_the_optimum_over_all_states_of_the_problem(part: float, kinds: object) 
         assert LimitedSession(counts, Budget(work_limit=1e9), made.start).solution.objective == pytest.approx(best)
     except InfeasibleError:
         assert best == np.inf
-
-
-def planned_memory(graph: object, mesh: Mesh) -> dict[str, int]:
-    from fxshard.passes.pipeline import Request, plan_graph
-
-    return dict(plan_graph(graph, mesh, Request(optimizer="adam", cache=False)).memory)  # type: ignore[arg-type]
 
 
 def with_least_staging(made: Formulation, choices: tuple[int, ...]) -> list[int]:
@@ -131,7 +126,7 @@ def test_every_plan_is_between_the_estimates(mesh: str) -> None:
 def test_without_a_limit_that_binds_nothing_is_on_the_host() -> None:
     free = planned(None)
     assert not free.offloaded and not planned(10**9).offloaded and planned(10**9).objective == free.objective
-    tight = planned(int(0.7 * sum(free.memory.values())))
+    tight = planned(int(0.5 * sum(free.memory.values())))
     assert tight.offloaded and ShardingPlan.from_json(tight.to_json()) == tight
     assert "on the host" in str(tight) and "on the host" in str(fxshard.diff(free, tight))
     again = planned(None, pins=tight, offload=False)
@@ -139,7 +134,7 @@ def test_without_a_limit_that_binds_nothing_is_on_the_host() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(OptionError, match="unknown offload 'optimiser', did you mean 'optimizer'"):
+    with pytest.raises(OptionError, match="unknown offload 'optimiser'; did you mean 'optimizer'"):
         planned(1000, "optimiser")
     slow = Mesh({"a": 2}, replace(TOY, host=None))
     with pytest.raises(OptionError, match="does not say how fast the link to the host is"):
