@@ -39,7 +39,7 @@ class LayoutChange:
 
 @dataclass(frozen=True)
 class ComputeChange:
-    """Estimated microseconds of a node in each plan."""
+    """Estimated microseconds of a node in each plan, or the cost of a parameter's copies to and from the host."""
 
     node: str
     op: str
@@ -214,7 +214,7 @@ def compare(before: PlanData, after: PlanData) -> Comparison:
         memory=tuple((k, *pair) for k, pair in _pairs(before.memory, after.memory) if pair[0] != pair[1]),
         parameters=_layouts(_parameters(before), _parameters(after)),
         nodes=_layouts(*({n.name: (n.op, n.spec) for n in plan.nodes} for plan in (before, after))),
-        compute=_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}),
+        compute=(*_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}), *_host_copies(before, after)),
         moves=_moves(before, after),
         traffic=_traffic(before, after),
         peak=(sum(before.memory.values()), sum(after.memory.values())),
@@ -257,6 +257,11 @@ def _compute(before: Mapping[str, PlannedNode], after: Mapping[str, PlannedNode]
         if costs[0] != costs[1]:
             found.append(ComputeChange(name, (a or b).op, *costs))
     return tuple(found)
+
+
+def _host_copies(before: PlanData, after: PlanData) -> Iterable[ComputeChange]:
+    sides = ({plan.called(one.node): one.cost for one in plan.offloaded} for plan in (before, after))
+    return (ComputeChange(name, "copies to the host", a or 0.0, b or 0.0) for name, (a, b) in _pairs(*sides) if a != b)
 
 
 def _moves(before: PlanData, after: PlanData) -> tuple[Move, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -82,7 +82,7 @@ class MemoryUse:
     states: Mapping[int, tuple[int, ...]]
     price: Price
     prices: Prices
-    places: Mapping[int, tuple[int, ...]]
+    places: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def as_produced(self, redistributed: Sequence[Redistributed]) -> Iterator[Live]:
         """Values as produced. One that is only returned, and never redistributed, lives to the end."""

@@ -129,6 +129,8 @@ def test_without_a_limit_that_binds_nothing_is_on_the_host() -> None:
     tight = planned(int(0.5 * sum(free.memory.values())))
     assert tight.offloaded and ShardingPlan.from_json(tight.to_json()) == tight
     assert "on the host" in str(tight) and "on the host" in str(fxshard.diff(free, tight))
+    changes = fxshard.diff(free, tight).differences()
+    assert sum(changes.values()) == pytest.approx(tight.objective - free.objective)
     again = planned(None, pins=tight, offload=False)
     assert again.offloaded == tight.offloaded and again.objective == pytest.approx(tight.objective)
 
