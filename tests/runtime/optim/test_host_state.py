@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import optim
+from torch import nn, optim
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+import fxshard
 from fxshard.errors import RunError
 from fxshard.ops.host import counting
-from fxshard.runtime.optim.host_state import place_on_host
+from fxshard.runtime.optim.host_state import on_host, place_on_host
 from fxshard.runtime.optim.local_steps import ELEMENTWISE
 from tests.runtime.optim.test_local_steps import assert_alike, parameters, tensors
 
@@ -95,3 +96,27 @@ def test_a_step_through_dtensor_is_refused(mesh: DeviceMesh) -> None:
         ours, _ = optimizers(mesh, kind, options, range(1))
         with pytest.raises(RunError, match="cannot step on 1 parameters whose state the plan holds on the host"):
             ours.step(*arguments)
+
+
+def test_parallelize_plans_with_what_may_be_on_the_host() -> None:
+    """The first program decides; a later one, for inference, keeps what is on the host there."""
+    dist.init_process_group("fake", rank=0, world_size=2)
+    try:
+        model, x = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(6))), torch.ones(4, 8)
+        options: dict[str, Any] = {"optimizer": "adamw", "pins": {"*.weight": "R"}, "input_layouts": "S(0)", "cache": False}
+        free = fxshard.plan(model, (x,), fxshard.Mesh({"a": 2}), **options)
+        limit = int(0.8 * sum(free.memory.values()))
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        more = {"memory_limit": limit, "offload": "parameters", "compiler": "eager"}
+        sharded = fxshard.parallelize(model, (x,), mesh, **options, **more)
+        (program,) = sharded.forward.programs
+        away = {one.node for one in program.plan.offloaded}
+        assert away and sum(program.plan.memory.values()) <= limit
+        assert {program.plan.node_of(n) for n, p in sharded.named_parameters() if on_host(p) == "parameters"} == away
+        sharded(x).sum().backward()
+        optim.AdamW(sharded.parameters()).step()
+        with torch.no_grad(), counting() as traffic:
+            sharded(x)
+        assert traffic.inward == sum(p.to_local().nbytes for p in sharded.parameters() if on_host(p) == "parameters")
+    finally:
+        dist.destroy_process_group()
