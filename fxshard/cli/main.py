@@ -23,7 +23,7 @@ from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
 from fxshard.cli.progress import progress
 from fxshard.cli.run import add_run, add_weights
-from fxshard.cli.words import parse_words
+from fxshard.cli.words import parse_precision, parse_words
 from fxshard.errors import OptionError
 from fxshard.mesh.hardware import HARDWARE
 
@@ -60,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     plan = add_command(commands, "plan", "decide how a model is sharded, and print what was decided", example, json="the plan")
     _add_model(plan)
     _add_training(plan)
+    host = "what may be on the host to keep --memory-limit: optimizer (its state), parameters (with it), or both, with a comma"
+    plan.add_argument("--offload", default="", metavar="KINDS", help=host)
+    dtypes = "compute in this dtype and reduce gradients in it or in a second one, for example bfloat16,float32"
+    plan.add_argument("--mixed-precision", metavar="DTYPE[,DTYPE]", help=dtypes)
+    plan.add_argument("--gathers", choices=("fp8",), help="with --mixed-precision: price gathers of weights in fp8, which cannot run yet")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what all other layouts of a parameter, input or node would cost, or only the given one; may be repeated"
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
@@ -196,6 +201,8 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
+    limits["offload"] = tuple(filter(None, options.offload.split(",")))
+    limits["mixed_precision"] = parse_precision(options.mixed_precision, options.gathers)
     with progress("planning"):
         plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
     if options.output:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DEFAULT = "1F1B"
 USED = ("parallel", "memory_limit", "cache")
 """The options of a plan that also plan a pipeline."""
-ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes")
+ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes", "offload", "mixed_precision", "gathers")
 
 
 def add_pipeline(parser: argparse.ArgumentParser) -> None:

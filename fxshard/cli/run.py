@@ -24,15 +24,10 @@ def add_run(commands: Any) -> None:
         "Runs a program that fxshard export wrote, on whole tensors from a safetensors file, named like the program's inputs: args[0], "
         "kwargs['mask'], or mask. Start it with torchrun, one process per rank of the mesh, or with --simulate."
     )
-    example = "torchrun --nproc-per-node 4 -m fxshard run model.pt2 --inputs in.safetensors -o out.safetensors"
-    run = add_command(
-        commands,
-        "run",
-        "run an exported program under torchrun, or simulated in one process",
-        example,
-        about,
-        json="shapes, dtypes and single values",
-    )
+    ranks = "torchrun --nproc-per-node 4 -m fxshard run model.pt2 --inputs in.safetensors -o out.safetensors"
+    example = f"fxshard run model.pt2 --inputs in.safetensors --simulate\n  {ranks}"
+    help = "run an exported program under torchrun, or simulated in one process"
+    run = add_command(commands, "run", help, example, about, json="shapes, dtypes and single values")
     run.add_argument("program", metavar="PROGRAM.pt2", help="a file that fxshard export wrote")
     run.add_argument("--inputs", required=True, metavar="IN.safetensors", help="the inputs, whole tensors by name")
     run.add_argument("--weights", metavar="W.safetensors", help="whole weights by the model's names, for a program without weights")

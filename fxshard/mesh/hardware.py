@@ -76,7 +76,8 @@ class Hardware:
     ``flops``: FLOP per second by element size in bytes; ``memory_bandwidth``: bytes per second; ``launch``: microseconds
     per kernel launch; ``node_size``: devices per node; ``inside``: the link between devices of one node; ``between``: the link between
     nodes (None: unknown); ``axes``: links of single mesh axes by name, which replace those two; ``measured``: curves that replace rates;
-    ``overlap``: 0 to 1, the part of a collective's time that is free while operators run beside it; the rest slows them down.
+    ``overlap``: 0 to 1, the part of a collective's time that is free while operators run beside it; the rest slows them down;
+    ``host``: the link to the memory of the host, its bandwidth in each direction, its latency per copy (None: unknown).
     """
 
     name: str
@@ -89,6 +90,7 @@ class Hardware:
     axes: Mapping[str, Link] = field(default_factory=dict, hash=False)
     measured: Measured = field(default=Measured(), hash=False)
     overlap: float = 0.0
+    host: Link | None = None
 
 
 # On A100 and H100, operators run 18.9 % slower on average beside communication (Lee et al., arXiv 2507.03114): during a collective they
@@ -97,14 +99,56 @@ OVERLAP = round(1 / 1.189, 2)
 
 # FLOP rates are dense ones from the vendors' data sheets; bandwidths are effective rates of NCCL's ring, latencies the per-hop constants of
 # NCCL's tuner. The cpu row is one core with gloo over loopback, rounded from a measurement: 42 GFLOP/s in float32, copies at 13 GB/s, an
-# all-reduce of two ranks at 0.19 ms and 1 GB/s.
+# all-reduce of two ranks at 0.19 ms and 1 GB/s. Host links are what copies of pinned memory reach of PCIe x16 in one direction: about 25 of
+# 31.5 GB/s for generation 4 (a100), 55 of 63 for generation 5 (the others), with about 10 us per copy; for the cpu, a copy within memory.
+PCIE4, PCIE5, COPY = Link(25e9, 10.0), Link(55e9, 10.0), Link(10e9, 3.0)
 HARDWARE = {
     h.name: h
     for h in (
-        Hardware("h100", {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12}, 3.35e12, 3.0, 8, Link(370e9, 1.9), Link(50e9, 4.0), overlap=OVERLAP),
-        Hardware("h200", {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12}, 4.8e12, 3.0, 8, Link(370e9, 1.9), Link(50e9, 4.0), overlap=OVERLAP),
-        Hardware("a100", {1: 624e12, 2: 312e12, 4: 19.5e12, 8: 9.7e12}, 2.0e12, 3.0, 8, Link(240e9, 1.9), Link(25e9, 4.0), overlap=OVERLAP),
-        Hardware("b200", {1: 4500e12, 2: 2250e12, 4: 80e12, 8: 40e12}, 8.0e12, 3.0, 8, Link(740e9, 1.9), Link(50e9, 4.0), overlap=OVERLAP),
-        Hardware("cpu", {1: 50e9, 2: 50e9, 4: 50e9, 8: 25e9}, 10e9, 3.0, 64, Link(2e9, 50.0), Link(1e9, 100.0)),
+        Hardware(
+            "h100",
+            {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12},
+            3.35e12,
+            3.0,
+            8,
+            Link(370e9, 1.9),
+            Link(50e9, 4.0),
+            overlap=OVERLAP,
+            host=PCIE5,
+        ),
+        Hardware(
+            "h200",
+            {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12},
+            4.8e12,
+            3.0,
+            8,
+            Link(370e9, 1.9),
+            Link(50e9, 4.0),
+            overlap=OVERLAP,
+            host=PCIE5,
+        ),
+        Hardware(
+            "a100",
+            {1: 624e12, 2: 312e12, 4: 19.5e12, 8: 9.7e12},
+            2.0e12,
+            3.0,
+            8,
+            Link(240e9, 1.9),
+            Link(25e9, 4.0),
+            overlap=OVERLAP,
+            host=PCIE4,
+        ),
+        Hardware(
+            "b200",
+            {1: 4500e12, 2: 2250e12, 4: 80e12, 8: 40e12},
+            8.0e12,
+            3.0,
+            8,
+            Link(740e9, 1.9),
+            Link(50e9, 4.0),
+            overlap=OVERLAP,
+            host=PCIE5,
+        ),
+        Hardware("cpu", {1: 50e9, 2: 50e9, 4: 50e9, 8: 25e9}, 10e9, 3.0, 64, Link(2e9, 50.0), Link(1e9, 100.0), host=COPY),
     )
 }

@@ -71,6 +71,8 @@ def write_hardware(h: Hardware) -> dict[str, Any]:
         out["axes"] = {name: _write_speed(h.axes[name]) for name in sorted(h.axes)}
     if h.overlap:
         out["overlap"] = float(h.overlap)
+    if h.host is not None:
+        out["host"] = _write_speed(h.host)
     if h.measured.products:
         out["products"] = [{"dtype": dtype, "points": _write_curve(h.measured.products[dtype])} for dtype in sorted(h.measured.products)]
     if h.measured.copy is not None:
@@ -111,7 +113,11 @@ def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
         "inside": _read_link,
         "between": lambda f: f.optional(_read_link),
     }
-    free: Readers = {"axes": lambda f: {name: _read_link(link) for name, link in f.entries().items()}, "overlap": _read_fraction}
+    free: Readers = {
+        "axes": lambda f: {name: _read_link(link) for name, link in f.entries().items()},
+        "overlap": _read_fraction,
+        "host": _read_link,
+    }
     measured: Readers = {
         "products": lambda f: _read_curves(f, _read_product),
         "copy": _read_curve,

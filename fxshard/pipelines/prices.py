@@ -105,7 +105,7 @@ def _priced(piece: StageModule, first: bool, last: bool, whole: Request, layouts
     plan, annotated = state.plan, state.annotated
     assert plan is not None and annotated is not None
     times = annotated.times
-    every = allocations(times, plan.specs, plan.redistributions, mesh, Optimizer.of(request.optimizer))
+    every = allocations(times, plan.specs, plan.redistributions, mesh, Optimizer.of(request.optimizer), plan.on_host)
     always = _total([one for one in every if one.kind in HELD])
     middle = times.backward_start
     saved = _total([x for x in every if x.kind not in (*HELD, "output", "gradient") and x.span[0] < middle < x.span[1]])

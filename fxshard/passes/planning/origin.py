@@ -20,7 +20,8 @@ from fxshard.passes.annotation.recompute import expanded
 from fxshard.passes.memory.planned_memory import planned_profile
 from fxshard.passes.planning.choose import allowance, decide, keeps_limit, solve_without_memory_limit, solved
 from fxshard.passes.planning.constrain import Condition, Constraints, pattern
-from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Names, Place
 from fxshard.passes.planning.sizes_of_plan import holds_up_to, plan_at
 from fxshard.plans.comparison import compare
@@ -96,7 +97,7 @@ class Origin:
     def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
         """As ``ShardingPlan.memory_profile``."""
         times = expanded(self.annotated.at_memory_sizes, plan.recomputed).times
-        return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
+        return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer, plan.on_host)
 
     def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
         """As ``ShardingPlan.at``."""

@@ -84,7 +84,8 @@ def _norm(
     parts = []
     for mesh, found in meshes.items():
         own = [x for grad in found if (x := _own_part(grad)) is not None and x.numel()]
-        part = _partial_norm(own, order, found[0].device)
+        device = found[0].device if mesh is None else torch.device(mesh.device_type)  # gradients may be on the host
+        part = _partial_norm(own, order, device)
         for axis in range(0 if mesh is None else mesh.ndim):
             assert mesh is not None
             _over_ranks(part, order, mesh.get_group(axis), timeout)
