@@ -59,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory", action="store_true", help=memory_help)
     at_help = "say what the plan, and the best plan, cost at other sizes of its dynamic dims (batch=4,seq=8192); may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
+    regret_help = "say what the plan loses if each price is wrong by up to this part (default: 0.3), with 50 draws, each solved again"
+    plan.add_argument("--regret", type=float, nargs="?", const=0.3, metavar="ERROR", help=regret_help)
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
 
@@ -179,6 +181,8 @@ def _plan(options: argparse.Namespace) -> int:
     codes = [ended(_print_at(plan, there)) for there in elsewhere]
     for text in options.explain:
         print(f"\n{plan.explain(*_parse_question(text))}")
+    if options.regret is not None:
+        print(f"\n{plan.regret(options.regret)}")
     return max(codes, default=0)
 
 

@@ -126,7 +126,8 @@ def modelled_time_by_bytes(mesh: Mesh, kind: str, axis: int) -> Callable[[float]
     span, h = mesh.span(axis), mesh.hardware
     own = h.axes.get(mesh.axis_names[axis])
     if own is None and h.reached is not None and kind not in EXCHANGES:
-        return _sampled(tuple(nccl_times(kind, span, h.inside, h.between, h.reached).values()), sent_fraction(kind, span.size), h.launch)
+        times = tuple(nccl_times(kind, span, h.inside, h.between, h.reached).values())
+        return _sampled(times, sent_fraction(kind, span.size), h.launch, h.measured.efficiency.get(kind, Efficiency()))
     if own is None:
         found = algorithms(kind, span, h.inside, h.between)
     else:
@@ -136,11 +137,12 @@ def modelled_time_by_bytes(mesh: Mesh, kind: str, axis: int) -> Callable[[float]
     return lambda sent: min(start + slope * sent for start, slope in lines)
 
 
-def _sampled(times: tuple[Callable[[float], float], ...], fraction: float, launch: float) -> Curve:
+def _sampled(times: tuple[Callable[[float], float], ...], fraction: float, launch: float, reached: Efficiency) -> Curve:
     """The shortest of ``times`` over the bytes that a rank sends, ``launch`` included, as a curve through half powers of two."""
     buffers = [2 ** (k / 2) for k in range(2 * MAX_BYTES.bit_length())]
     sizes = sorted({0, *(round(size * fraction) for size in buffers)})
-    raw = [launch + min(time(size / fraction) for time in times) for size in sizes]
+    fastest = [min(time(size / fraction) for time in times) for size in sizes]
+    raw = [launch + fastest[0] * reached.latency + (time - fastest[0]) / reached.bandwidth for time in fastest]
     return Curve(tuple(zip(sizes, accumulate(raw, max), strict=True)))
 
 
