@@ -15,7 +15,8 @@ def drawn(hardware: Hardware, error: float, seed: int) -> Hardware:
     """``hardware`` with each price multiplied by a factor of its own, whose logarithm is uniform, from 1 / (1 + error) to 1 + error.
 
     Drawn independently: the rate of arithmetic, the memory bandwidth, bandwidth and latency of the links inside nodes, between nodes and of
-    each axis, bandwidth and latency of each kind of collective, and the launch. Measured curves take the factor of what they measure.
+    each axis, those of all-to-alls and of all other collectives (a reduce-scatter and a gather are the halves of an all-reduce), and the
+    launch. Measured curves take the factor of what they measure.
     """
     chance = random.Random(seed)
 
@@ -28,7 +29,8 @@ def drawn(hardware: Hardware, error: float, seed: int) -> Hardware:
     rate, memory, launch = factor(), factor(), factor()
     inside, between = link(hardware.inside), None if hardware.between is None else link(hardware.between)
     axes = {name: link(hardware.axes[name]) for name in sorted(hardware.axes)}
-    kinds = {kind: (factor(), factor()) for kind in KINDS}
+    rings, exchanges = (factor(), factor()), (factor(), factor())
+    kinds = {kind: exchanges if kind == "all_to_all" else rings for kind in KINDS}
     return replace(
         hardware,
         flops={size: flops * rate for size, flops in hardware.flops.items()},

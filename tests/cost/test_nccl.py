@@ -21,7 +21,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def test_the_ring_of_a_node_by_protocol() -> None:
-    """Eight ranks, all-reduce, 14 hops: 6.6 + 14 x 0.6 us in LL, 14 + 14 x 1.9 in LL128, 8.4 + 14 x 3.4 in Simple; 1.75 MB at their rates."""
+    """Eight ranks, all-reduce, 14 hops: 6.6 + 14 x 0.6 us in LL, 14 + 14 x 1.9 in LL128, 8.4 + 14 x 3.4 in Simple; 1.75 MB at a rate."""
     found = nccl_times("all_reduce", Span(8, 1, 8), IN, None, HOPPER, PLAIN)
     assert found.keys() == {"ring, LL", "ring, LL128", "ring, Simple", "NVLS"}
     assert found["ring, LL"](1e6) == pytest.approx(6.6 + 14 * 0.6 + 1.75e6 / 141e3)

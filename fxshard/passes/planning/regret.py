@@ -21,9 +21,8 @@ def regret(
 ) -> PriceRegret:
     """As ``ShardingPlan.regret``."""
     if not 0 < error < 10 or draws < 1:
-        raise OptionError(
-            f"cannot draw {draws} prices within {error}", where="regret", remedy="give an error such as 0.3, and 1 draw or more"
-        )
+        what = f"cannot draw {draws} times within an error of {error}"
+        raise OptionError(what, where="regret", remedy="give an error such as 0.3, and 1 draw or more")
     if plan.certificate.unit != "microseconds":
         raise OptionError("the plan minimises bytes, which have no price", where="regret", remedy="plan with objective='time'")
     losses, bounds, cut = [], [], 0
