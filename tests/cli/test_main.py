@@ -224,7 +224,7 @@ def test_a_bug_of_fxshard_asks_for_a_report_below_its_traceback(
 def test_help_needs_nothing_heavy() -> None:
     """It imports only the standard library, the errors, and the hardware presets it lists: torch takes seconds to import."""
     parts = ("check_op", "exit_codes", "pipeline", "words")
-    light = {"fxshard.errors", "fxshard.mesh.hardware", *(f"fxshard.cli.{part}" for part in parts)}
+    light = {"fxshard.errors", "fxshard.mesh.architectures", "fxshard.mesh.hardware", *(f"fxshard.cli.{part}" for part in parts)}
     for path in (cli.__file__, check_op.__file__, exit_codes.__file__, pipeline.__file__, words.__file__, hardware.__file__):
         found = [node for node in ast.parse(Path(path).read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
         imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in found}
