@@ -23,10 +23,12 @@ from fxshard.passes.planning.constrain import Condition, Constraints, pattern
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Names, Place
+from fxshard.passes.planning.regret import regret
 from fxshard.passes.planning.sizes_of_plan import holds_up_to, plan_at
 from fxshard.plans.comparison import compare
 from fxshard.plans.explanation import Choice, Explanation, Reading
 from fxshard.plans.plan_at import PlanAt
+from fxshard.plans.price_regret import PriceRegret
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
@@ -105,6 +107,10 @@ class Origin:
         if key not in self._at:
             self._at[key] = plan_at(plan, *self._asked, self._time_limit, sizes)
         return self._at[key]
+
+    def regret(self, plan: ShardingPlan, error: float, draws: int) -> PriceRegret:
+        """As ``ShardingPlan.regret``."""
+        return regret(plan, self.annotated, self.constraints, self._time_limit, error, draws)
 
     def holds_up_to(self, plan: ShardingPlan) -> Mapping[str, int | None]:
         """As ``ShardingPlan.holds_up_to``."""
