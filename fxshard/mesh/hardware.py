@@ -116,6 +116,7 @@ OVERLAP = round(1 / 1.189, 2)
 # (a100), 55 of 63 for generation 5 (the others), with about 10 us per copy; for the cpu, a copy within memory.
 PCIE4, PCIE5, COPY = Link(25e9, 10.0), Link(55e9, 10.0), Link(10e9, 3.0)
 HOPPER_FLOPS = {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12}
+HOPPER_LINKS = Link(370e9, 1.9), Link(50e9, 4.0)
 HARDWARE = {
     h.name: h
     for h in (
