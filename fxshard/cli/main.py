@@ -12,18 +12,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fxshard.cli.arguments.words import parse_precision, parse_words
 from fxshard.cli.check_op import add_check_op
-from fxshard.cli.commands import CommandParser, add_command
 from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
 from fxshard.cli.compile import add_compile
 from fxshard.cli.completion import add_completion
-from fxshard.cli.exit_codes import ended
+from fxshard.cli.console.commands import CommandParser, add_command
+from fxshard.cli.console.exit_codes import ended
+from fxshard.cli.console.progress import progress
 from fxshard.cli.html_report import add_html, check_html, write_plan_report
 from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
-from fxshard.cli.progress import progress
 from fxshard.cli.run import add_run, add_weights
-from fxshard.cli.words import parse_precision, parse_words
 from fxshard.errors import OptionError
 from fxshard.mesh.hardware import HARDWARE
 
@@ -193,7 +193,7 @@ def _plan(options: argparse.Namespace) -> int:
         print(pipeline_text(options, mesh, plan_options))
         return 0
     check_no_pipeline(options)
-    from fxshard.cli.dynamic_text import check_named, parse_sizes
+    from fxshard.cli.arguments.dynamic_text import check_named, parse_sizes
 
     sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
     check_named(elsewhere, sizes["dynamic_shapes"])
@@ -237,7 +237,7 @@ def _answers(plan: ShardingPlan, options: argparse.Namespace) -> list[Explanatio
 
 
 def _plan_as_json(plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]]) -> dict[str, Any]:
-    from fxshard.cli.plain import plain
+    from fxshard.cli.console.plain import plain
     from fxshard.inspect import to_json
 
     asked = {"explain": [plain(answer) for answer in answers]}
@@ -247,7 +247,7 @@ def _plan_as_json(plan: ShardingPlan, answers: Sequence[Explanation], elsewhere:
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
     """The dynamic dims, and the sizes for which the plan is optimised."""
-    from fxshard.cli.dynamic_text import parse_dynamic, parse_example_sizes
+    from fxshard.cli.arguments.dynamic_text import parse_dynamic, parse_example_sizes
 
     return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
 
@@ -279,7 +279,7 @@ def _diff(options: argparse.Namespace) -> None:
     with progress("comparing"):
         found = api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after))
     if options.json:
-        from fxshard.cli.plain import plain
+        from fxshard.cli.console.plain import plain
 
         print(json.dumps(plain(found), indent=1))
     else:
@@ -380,7 +380,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
 
 
 def _load_model(text: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    from fxshard.cli.factory import load_model
+    from fxshard.cli.arguments.factory import load_model
 
     return load_model(text)
 

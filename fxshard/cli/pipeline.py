@@ -40,7 +40,7 @@ def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping
     if given:
         useless = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise OptionError(f"{useless} would have no effect on a pipeline", remedy=f"leave out {useless}, or leave out --pipeline")
-    from fxshard.cli.factory import load_model
+    from fxshard.cli.arguments.factory import load_model
 
     model, args, kwargs = load_model(options.model)
     from fxshard.pipelines.plan import plan_pipeline

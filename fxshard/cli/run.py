@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.commands import add_command
+from fxshard.cli.console.commands import add_command
 from fxshard.errors import FileError, OptionError, closest, count_text
 
 if TYPE_CHECKING:

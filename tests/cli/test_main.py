@@ -16,7 +16,7 @@ import pytest
 from fxshard import Communication, Equal, Forbid
 from fxshard.cli import check_op
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.cli.console.exit_codes import USER_ERROR
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import small_plan
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import fxshard
 from examples.llama import Llama
-from fxshard.cli.factory import load_model
+from fxshard.cli.arguments.factory import load_model
 from fxshard.inspect.report import Parts
 from fxshard.passes.after_lowering.schedule import predicted
 from fxshard.passes.pipeline import lower_plan

@@ -14,7 +14,7 @@ import torch
 
 import fxshard
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.cli.console.exit_codes import USER_ERROR
 from fxshard.errors import OptionError, PlanError
 from fxshard.inspect.report import Parts, report_data, report_html
 from fxshard.plans.sharding_plan import ShardingPlan
