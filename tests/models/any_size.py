@@ -52,13 +52,16 @@ def t5() -> Case:
 
 
 def case(name: str, own_precision: bool = True) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A model of the zoo, or T5. GPT-2 has one layer and a small vocabulary, which no mesh divides. ``own_precision``: see the function
-    ``in_own_precision``.
+    """A model of the zoo, or T5. GPT-2, BERT and ViT have one layer, GPT-2 a small vocabulary, which no mesh divides.
+
+    ``own_precision``: see the function ``in_own_precision``.
     """
     torch.manual_seed(0)
     if name == "gpt2":
         model, args, kwargs = gpt2(vocabulary=257, layers=1)
         return model.double(), args, kwargs
+    if name in ("bert", "vit"):
+        return make(f"{name}_one_layer")
     if name != "t5":
         return make(name)
     model, args, kwargs = t5()

@@ -31,7 +31,7 @@ def always(batch: int, seq: int) -> bool:
 def test_even_sizes_by_one_program(name: str) -> None:
     model, graph, call = traced(name, 4, 8, uneven=False)
     (program,) = programs(graph, "a=2", [])
-    assert all(served(program, model, call(batch, seq)) for batch, seq in ((4, 8), (8, 12), (12, 16)))
+    assert all(served(program, model, call(batch, seq)) for batch, seq in ((4, 8), (6, 12)))
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("mlp", [0]), ("gpt2", []), ("cnn", [0])])

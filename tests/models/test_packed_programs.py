@@ -33,7 +33,7 @@ def test_one_program_serves_odd_sizes(name: str) -> None:
     dims = dynamic_dims(model, (x,), {}, ({0: "batch", 1: "seq"},))
     graph = trace(model, (x,), dynamic=tuple(fxshard.shapes.DynamicDim(**{**vars(d), "uneven": True}) for d in dims))
     plans = [plan_graph(graph, mesh_of("dp=2,tp=2"), Request(pins=PINS))]
-    plans += [random_graph_plan(annotate(graph, mesh_of("tp=3")), seed) for seed in range(3)]
+    plans.append(random_graph_plan(annotate(graph, mesh_of("tp=3")), 0))
     assert any(layout.packed for layout in plans[0].specs["einsum"].inputs)
     for plan in plans:
         program = lower_plan(graph, plan)

@@ -90,13 +90,13 @@ def gpt2(batch: int = 2, vocabulary: int = 50257, layers: int = 2) -> Case:
     return NextToken(GPT2LMHeadModel(config)), (torch.randint(0, vocabulary, (batch, 8)),), {}
 
 
-def bert(batch: int = 4) -> Case:
+def bert(batch: int = 4, layers: int = 2) -> Case:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
         vocab_size=101,
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=32,
         max_position_embeddings=16,
@@ -109,13 +109,13 @@ def bert(batch: int = 4) -> Case:
     return BertForMaskedLM(config), (), {"input_ids": tokens, "attention_mask": mask, "labels": tokens}
 
 
-def vit(batch: int = 2) -> Case:
+def vit(batch: int = 2, layers: int = 2) -> Case:
     """197 tokens: 14 x 14 patches and a class token."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
         hidden_size=8,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=16,
         image_size=56,
@@ -156,6 +156,12 @@ MODELS: dict[str, Callable[[], Case]] = {
     "mlp_batch5": lambda: mlp(5),
     "llama_batch5": lambda: llama(5),
 }
+ONE_LAYER: dict[str, Callable[[], Case]] = {
+    "gpt2_one_layer": lambda: gpt2(layers=1),
+    "bert_one_layer": lambda: bert(layers=1),
+    "vit_one_layer": lambda: vit(layers=1),
+}
+"""For tests outside of sweeps: in them only Llama and the MLP repeat their layers."""
 
 
 def make(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Case:
@@ -164,7 +170,7 @@ def make(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Case:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        model, args, kwargs = MODELS[name]()
+        model, args, kwargs = {**ONE_LAYER, **MODELS}[name]()
     finally:
         torch.set_default_dtype(before)
     return model, args, kwargs

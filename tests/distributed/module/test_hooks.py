@@ -90,33 +90,33 @@ ON_THE_MODULE: dict[str, Register] = {
 
 
 def steps_with_and_without(model: Any, register: Register, begin: Callable[[Any], Any], after: bool) -> tuple[list[Any], Seen, list[int]]:
-    """Runs steps with the hook, without it, and with it again. Returns their results, what the hook saw, and numbers of programs.
+    """Runs steps with the hook, without it, and with it again. Returns their results, what the hook saw, and numbers of programs made.
 
-    ``begin`` parallelizes the model, if at all: after a first step without the hook if ``after``, else once the hook is there.
+    ``begin`` parallelizes the model, if at all, once the hook is there; if ``after``, the model is parallelized already.
     """
     seen: Seen = []
-    if after:
-        begin(model)
-        step(model)
+    before = programs(model)
     handle = register(model, seen)
     if not after:
         begin(model)
-    steps, counts = [step(model), step(model)], [programs(model)]
+    steps, counts = [step(model), step(model)], [programs(model) - before]
     handle.remove()
     steps.append(step(model))
     if after:
         handle = register(model, seen)
         steps.append(step(model))
         handle.remove()
-    return steps, seen, [*counts, programs(model)]
+    return steps, seen, [*counts, programs(model) - before]
 
 
 def programs(model: Any) -> int:
     return len(getattr(model.forward, "programs", ()))
 
 
-def compare_with_one_device(register: Register, after: bool) -> list[int]:
-    have, saw, counts = steps_with_and_without(net(), register, shard, after)
+def compare_with_one_device(register: Register, model: Any = None) -> list[int]:
+    """The hook is there before a new model is parallelized, or is added to ``model``, which is parallelized and has run already."""
+    after = model is not None
+    have, saw, counts = steps_with_and_without(model if after else net(), register, shard, after)
     want, expected, _ = steps_with_and_without(net(), register, lambda m: None, after)
     for one, other in zip(have, want, strict=True):
         close(one, other)
@@ -124,22 +124,42 @@ def compare_with_one_device(register: Register, after: bool) -> list[int]:
     return counts
 
 
+class Together:
+    """The handle of several hooks."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self.handles = handles
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def together(*registers: Register) -> Register:
+    return lambda model, seen: Together([register(model, seen) for register in registers])
+
+
 def hooks_of_submodules_before() -> None:
-    """Removing a hook makes another program."""
-    for register in (*(ON_SUBMODULES[name] for name in ("value", "arguments", "kept")), GRADIENTS_BEFORE):
-        assert compare_with_one_device(register, after=False) == [1, 2]
+    """Removing hooks makes another program."""
+    hooks = together(*(ON_SUBMODULES[name] for name in ("value", "arguments", "kept")), GRADIENTS_BEFORE)
+    assert compare_with_one_device(hooks) == [1, 2]
 
 
 def hooks_of_submodules_after() -> None:
+    """A hook makes another program, except that "a number" needs the values that "kept" needed; without it the first one runs again."""
+    model = shard(net())
+    step(model)
     for name, register in ON_SUBMODULES.items():
-        assert compare_with_one_device(register, after=True) == [2, 2], name
+        assert compare_with_one_device(register, model) == [int(name != "a number")] * 2, name
 
 
 def hooks_of_the_module() -> None:
     """These hooks run outside of the program: there is one program with and without them."""
+    assert compare_with_one_device(together(*ON_THE_MODULE.values())) == [1, 1]
+    model = shard(net())
+    step(model)
     for name, register in ON_THE_MODULE.items():
-        for after in (False, True):
-            assert compare_with_one_device(register, after) == [1, 1], name
+        assert compare_with_one_device(register, model) == [0, 0], name
 
 
 def hooks_compiled() -> None:
@@ -158,17 +178,17 @@ def hooks_compiled() -> None:
 
 def hooks_at_any_size() -> None:
     """Tensors that hooks keep have the sizes of their call, with one program for all sizes; so do those of backward hooks."""
-    for name in ("kept", "gradients"):
-        models, seen = [net(), net()], [[], []]
-        shard(models[0])
-        for model, kept in zip(models, seen, strict=True):
-            ON_SUBMODULES[name](model, kept)
-            for rows in (4, 6, 8, 6):
-                model.zero_grad()
-                model(batch(rows).requires_grad_()).square().sum().backward()
-        close(*seen)
-        close([p.grad for p in models[0].parameters()], [p.grad for p in models[1].parameters()])
-        assert len(models[0].forward.programs) <= 3, name
+    register = together(ON_SUBMODULES["kept"], ON_SUBMODULES["gradients"])
+    models, seen = [net(), net()], [[], []]
+    shard(models[0])
+    for model, kept in zip(models, seen, strict=True):
+        register(model, kept)
+        for rows in (4, 6, 8, 6):
+            model.zero_grad()
+            model(batch(rows).requires_grad_()).square().sum().backward()
+    close(*seen)
+    close([p.grad for p in models[0].parameters()], [p.grad for p in models[1].parameters()])
+    assert len(models[0].forward.programs) <= 3
 
 
 def hooks_of_parameters() -> None:

@@ -94,7 +94,7 @@ def averages() -> None:
 def gradients_in_buckets() -> None:
     """A model whose gradients are slices of one reduced bucket can be copied in the middle of training."""
     tokens = torch.randint(0, 256, (4, 16), generator=torch.Generator().manual_seed(0))
-    model: Any = fxshard.parallelize(Llama.small(), (tokens, tokens), mesh(), compiler="eager", input_layouts="S(0)", cache=False)
+    model: Any = fxshard.parallelize(Llama.small(layers=1), (tokens, tokens), mesh(), compiler="eager", input_layouts="S(0)", cache=False)
     model(tokens, tokens).backward()
     assert any(p.grad.to_local().storage_offset() for p in model.parameters())
     other, average = copy.deepcopy(model), AveragedModel(model)
@@ -251,22 +251,23 @@ def parametrized() -> None:
 def parametrizations_removed() -> None:
     """Removing parametrizations that were there before parallelize leaves a plain parameter that trains, in any layout of the originals."""
     taken: Any = parametrize.remove_parametrizations
-    for put, take, pin in (
-        (lambda m: parametrize.register_parametrization(m[2], "weight", Sin()), lambda m: taken(m[2], "weight"), "2.*.original"),
-        (lambda m: parametrizations.weight_norm(m[0]), lambda m: taken(m[0], "weight"), "0.*.original1"),
-        (lambda m: nn.utils.weight_norm(m[0], dim=1), lambda m: nn.utils.remove_weight_norm(m[0]), "0.weight_v"),
-    ):
-        for layout in ("S(0)", "S(1)", None):
-            model, reference = net(), net()
-            for m in (model, reference):
-                put(m)
-            pins = None if layout is None else {pin: layout}
-            fxshard.parallelize(model, (batch().requires_grad_(),), mesh(), compiler="eager", pins=pins)
-            close(step(model), step(reference))
-            for m in (model, reference):
-                take(m)
-            close(step(model), step(reference))
-            same(model, reference)
+    for layout in ("S(0)", "S(1)", None):
+        torch.manual_seed(1)
+        last = nn.Linear(3, 4)
+        model, reference = (nn.Sequential(*net(), copy.deepcopy(last)) for _ in range(2))
+        for m in (model, reference):
+            parametrizations.weight_norm(m[0])
+            parametrize.register_parametrization(m[2], "weight", Sin())
+            nn.utils.weight_norm(m[3], dim=1)
+        pins = None if layout is None else dict.fromkeys(("0.*.original1", "2.*.original", "3.weight_v"), layout)
+        fxshard.parallelize(model, (batch().requires_grad_(),), mesh(), compiler="eager", pins=pins)
+        close(step(model), step(reference))
+        for m in (model, reference):
+            taken(m[0], "weight")
+            taken(m[2], "weight")
+            nn.utils.remove_weight_norm(m[3])
+        close(step(model), step(reference))
+        same(model, reference)
 
 
 def other_parts() -> None:

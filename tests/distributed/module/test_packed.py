@@ -94,16 +94,16 @@ def saved_and_loaded(folder: Path, name: str) -> None:
     for state in (packed, other):
         dcp.load(state, checkpoint_id=f"{path}_dcp")
         assert alike(state, alone.state_dict())
+    other, x = made(name)
+    plain = {n: "S(0)" for n in pinned(name, other)}
+    fxshard.parallelize(other, (x.detach(),), init_device_mesh("cpu", (2,), mesh_dim_names=("a",)), compiler="eager", pins=plain)
     for source in (path, f"{path}.safetensors", f"{path}_own_dcp"):
-        other, x = made(name)
-        plain = {n: "S(0)" for n in pinned(name, other)}
-        fxshard.parallelize(other, (x.detach(),), init_device_mesh("cpu", (2,), mesh_dim_names=("a",)), compiler="eager", pins=plain)
         second = torch.optim.Adam(other.parameters(), lr=0.01)
         fxshard.load_checkpoint(source, other, second)
         assert alike(other.state_dict(), alone.state_dict())
         assert train(other, x.detach(), 1, second) == pytest.approx(train(copy.deepcopy(alone), x.detach(), 1, own), rel=1e-9)
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in (*model.parameters(), *other.parameters()):
                 parameter.zero_()
         fxshard.load_checkpoint(source, model, optimizer)
         assert alike(model.state_dict(), alone.state_dict())

@@ -103,8 +103,8 @@ def train(model: nn.Module, reference: nn.Module, call: Any, steps: int = 2) -> 
 
 
 def training_evaluation_training() -> None:
-    """With the solver's plan and with random ones; parameters keep their layouts in all programs."""
-    for seed in (None, 1, 2, 3):
+    """With the solver's plan and with a random one; parameters keep their layouts in all programs."""
+    for seed in (None, 1):
         model, reference, x = doubles()
         names, shift = list(model.state_dict()), torch.randn(7)
         plan = None if seed is None else random_plan(model, (x,), mesh(), seed, example_kwargs={"shift": shift}, whole_outputs=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +21,14 @@ from tests.models.context_parallel import CausalAttention, gathered, inputs, pla
 pytestmark = pytest.mark.distributed
 
 
-def _planned(wanted: Callable[[OpSpec, int], bool], length: int, compiler: str) -> None:
+def _planned(wanted: Callable[[OpSpec, int], bool], length: int, compiler: str) -> Any:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     model, graph = traced(length)
     plan = plan_of(graph, fxshard.Mesh({"cp": 2}), wanted, 1)
     single = copy.deepcopy(model)
     sharded = fxshard.parallelize(copy.deepcopy(model), inputs(length), mesh, plan=plan, compiler=compiler, cache=False)
     same(sharded, single, inputs(length))
+    return sharded
 
 
 def gathered_keys() -> None:
@@ -42,17 +44,10 @@ def ring_of_two() -> None:
 
 
 def ring_of_two_compiled_uneven() -> None:
-    _planned(ring, 7, "inductor")
-
-
-def a_recording_equals_the_program() -> None:
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
-    model, graph = traced(12)
-    plan = plan_of(graph, fxshard.Mesh({"cp": 2}), ring, 1)
-    sharded = fxshard.parallelize(copy.deepcopy(model), inputs(12), mesh, plan=plan, compiler="inductor", cache=False)
-    step(sharded, inputs(12))
+    """A recording of a step lists the shifts of the program."""
+    sharded = _planned(ring, 7, "inductor")
     with record_collectives() as issued:
-        step(sharded, inputs(12))
+        step(sharded, inputs(7))
     (program,) = sharded.forward.programs
     found = Counter((c.kind, c.axis, c.shape) for c in issued if c.kind == "shift")
     assert found == Counter((c.kind, c.axis, c.shape) for c in program.collectives if c.kind == "shift")
@@ -82,6 +77,5 @@ found, test_two_ranks = two_ranks(
     gathered_keys_compiled_uneven,
     ring_of_two,
     ring_of_two_compiled_uneven,
-    a_recording_equals_the_program,
     any_length,
 )

@@ -52,9 +52,11 @@ def same(model: nn.Module, reference: nn.Module, rtol: float = 1e-9) -> None:
 def overflows() -> None:
     """All steps but the first and last have one infinite entry, in one rank's shard; unscaled gradients are clipped."""
     torch.set_default_dtype(torch.float64)
+    model, x = network(), torch.randn(5, 4)
+    fxshard.parallelize(model, (x,), mesh(), compiler="eager", pins=PINS)
     for make in OPTIMIZERS.values():
-        model, reference, x = network(), network(), torch.randn(5, 4)
-        fxshard.parallelize(model, (x,), mesh(), compiler="eager", pins=PINS)
+        reference = network()
+        model.load_state_dict(reference.state_dict())
         scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=1) for _ in range(2)]
         optimizers = [make(m.parameters()) for m in (model, reference)]
         bad = [(name, rank) for name in ("0.bias", "2.weight", "2.bias") for rank in range(2)]

@@ -39,7 +39,7 @@ TWO = {
     "mlp_frugal_inductor": Case("mlp", "a=2", seed=4, frugal=True, **FLOAT),
     "mlp_random_inductor": Case("mlp_batch5", "a=2", seed=1, **FLOAT),
     "llama_vocabulary_inductor": Case("llama", "tp=2", VOCABULARY, **FLOAT),
-    "bert": Case("bert", "dp=2", {"input_layouts": "S(0)"}),
+    "bert": Case("bert_one_layer", "dp=2", {"input_layouts": "S(0)"}),
 }
 FOUR = {
     "mlp_dp_tp": Case("mlp", "dp=2,tp=2", {**MLP, **DATA}),
