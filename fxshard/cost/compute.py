@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from fxshard.cost.kernels import KERNEL, slowdown
+from fxshard.cost.kernels import KERNEL, LINEAR, OUTER, product_dtype, slowdown
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand
 from fxshard.graph.planning_graph import UNKNOWN, VIEWS
@@ -23,8 +23,6 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import EXPERT_IMBALANCE, OpSpec
 
 Shape = tuple[int, ...]
-
-LINEAR = "fxshard.expert_linear.default"
 
 FUSED_READS = {
     "fxshard.sum_exp.default": (0,),
@@ -63,9 +61,9 @@ def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     share = call.traffic or tuple(float(i not in read) for i in range(len(shapes)))
     moved = sum(part * math.prod(s) * m.dtype.itemsize for part, s, m in zip(share, shapes, metas, strict=False))
     flops = flops_of(call, inputs, outputs)
-    dtype = next((m.dtype for m in metas if m.dtype.is_floating_point or m.dtype.is_complex), torch.int32)
+    dtype = product_dtype(call.op, next((m.dtype for m in metas if m.dtype.is_floating_point or m.dtype.is_complex), torch.int32))
     if mesh.hardware.reached is not None:
-        flops *= slowdown(call, inputs, flops, dtype, mesh.hardware.reached)
+        flops *= slowdown(call, inputs, outputs, dtype, mesh.hardware.reached)
     starts = KERNEL if mesh.hardware.reached is not None and any(share[len(inputs) :]) else 0.0
     return starts + max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), traffic_time(mesh.hardware, moved))
 
@@ -227,5 +225,5 @@ _FLOPS: dict[str, Flops] = {
     "transformers.grouped_mm_fallback.default": _grouped(1),
     "transformers.grouped_mm_fallback_backward.default": _grouped(2),
     LINEAR: _experts,
-    "fxshard.expert_outer.default": _experts,
+    OUTER: _experts,
 }
