@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,6 +108,16 @@ def test_a_fused_operator_moves_only_what_is_outside_its_kernel() -> None:
     shape, one = (4096, 4096), 2 * 4096**2 / (0.9 * 3.35e12) * 1e6
     assert time_of("aten.add.Tensor", [shape] * 2, shape) == pytest.approx(KERNEL + 3 * one)
     assert time_of("aten.add.Tensor", [shape] * 2, shape, traffic=(1.0, 0.0, 0.0)) == pytest.approx(one)
+
+
+def test_traffic_has_a_weight_for_each_output_also_for_one_that_is_no_tensor() -> None:
+    """(None, tensor): the second weight is the tensor's. Weights for fewer tensors than there are say nothing."""
+    meta = TensorMeta((4096, 4096), torch.bfloat16)
+    call = Call("aten.aminmax.default", (Operand(0),), (), (meta,), (None, meta), traffic=(0.0, 0.0, 1.0))
+    spec, mesh = OpSpec((R,), (None, R)), Mesh({"a": 2}, "h100")
+    assert compute_time(call, spec, mesh) == pytest.approx(KERNEL + 2 * 4096**2 / (0.9 * 3.35e12) * 1e6)
+    with pytest.raises(ValueError, match="zip"):
+        compute_time(replace(call, traffic=(0.0, 0.0)), spec, mesh)
 
 
 def test_the_optimisers_step_is_the_traffic_of_its_shards() -> None:
