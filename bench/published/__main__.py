@@ -60,10 +60,19 @@ def _collectives(data: Path) -> int:
 def _fit(data: Path) -> int:
     """Prints the constants of NCCL's model fitted to all collectives, and to all but one source with what they predict for that one."""
     found = rows.collectives(data)
-    table: list[tuple[object, ...]] = [("no source", *fit.fitted(found).values(), None, None)]
-    table += [(source, *constants.values(), min(ratios), max(ratios)) for source, (constants, ratios) in fit.left_out(found).items()]
-    print(tabulate(table, headers=("left out", *fit.START, "least ratio", "largest"), floatfmt=".3g"))
-    print(f"{len(fit.START)} constants, {len(found)} points\n")
+    table: list[tuple[object, ...]] = [("no source", *(f"{v:.3g}" for v in fit.fitted(found).values()), None, None)]
+    for source, (constants, unknown, ratios) in fit.left_out(found).items():
+        table.append((source, *(f"{v:.3g}{' *' * (name in unknown)}" for name, v in constants.items()), min(ratios), max(ratios)))
+    print(
+        tabulate(
+            table,
+            headers=("left out", *fit.NEUTRAL, "least ratio", "largest"),
+            floatfmt=".3g",
+            disable_numparse=range(1, 1 + len(fit.NEUTRAL)),
+        )
+    )
+    print("* not determined: with these values no row of the other sources depends on it")
+    print(f"{len(fit.NEUTRAL)} constants, {len(found)} points\n")
     return 0
 
 

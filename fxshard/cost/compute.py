@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from fxshard.cost.kernels import KERNEL, slowdown
+from fxshard.cost.kernels import KERNEL, LINEAR, OUTER, product_dtype, slowdown
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand
 from fxshard.graph.planning_graph import UNKNOWN, VIEWS
@@ -23,8 +23,6 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import EXPERT_IMBALANCE, OpSpec
 
 Shape = tuple[int, ...]
-
-LINEAR = "fxshard.expert_linear.default"
 
 FUSED_READS = {
     "fxshard.sum_exp.default": (0,),
@@ -55,19 +53,20 @@ def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
         return 0.0
     inputs = [ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.operands, spec.inputs, strict=True)]
     outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]
-    metas = [*call.operands, *(m for m in call.outputs if m is not None)]
-    shapes = [*inputs, *(s for s, m in zip(outputs, call.outputs, strict=True) if m is not None)]
+    tensors = list(zip((*call.operands, *call.outputs), (*inputs, *outputs), strict=True))
     alone = call.op in UNFUSED_FLAG and call.arg(UNFUSED_FLAG[call.op]) is True
     fused = () if alone else FUSED_READS.get(call.op, ())
     read = {value.index for i in fused if isinstance(value := call.arg(i), Operand)}
-    share = call.traffic or tuple(float(i not in read) for i in range(len(shapes)))
-    moved = sum(part * math.prod(s) * m.dtype.itemsize for part, s, m in zip(share, shapes, metas, strict=False))
+    share = call.traffic or tuple(float(i not in read) for i in range(len(tensors)))
+    passed = [0.0 if m is None else part * math.prod(s) * m.dtype.itemsize for part, (m, s) in zip(share, tensors, strict=True)]
     flops = flops_of(call, inputs, outputs)
-    dtype = next((m.dtype for m in metas if m.dtype.is_floating_point or m.dtype.is_complex), torch.int32)
+    floats = (m.dtype for m, _ in tensors if m is not None and (m.dtype.is_floating_point or m.dtype.is_complex))
+    dtype = product_dtype(call.op, next(floats, torch.int32))
     if mesh.hardware.reached is not None:
-        flops *= slowdown(call, inputs, flops, dtype, mesh.hardware.reached)
-    starts = KERNEL if mesh.hardware.reached is not None and any(share[len(inputs) :]) else 0.0
-    return starts + max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), traffic_time(mesh.hardware, moved))
+        flops *= slowdown(call, inputs, outputs, dtype, mesh.hardware.reached)
+    writes = any(part for part, m in zip(share[len(inputs) :], call.outputs, strict=True) if m is not None)
+    starts = KERNEL if mesh.hardware.reached is not None and writes else 0.0
+    return starts + max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), traffic_time(mesh.hardware, sum(passed)))
 
 
 def flops_of(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
@@ -227,5 +226,5 @@ _FLOPS: dict[str, Flops] = {
     "transformers.grouped_mm_fallback.default": _grouped(1),
     "transformers.grouped_mm_fallback_backward.default": _grouped(2),
     LINEAR: _experts,
-    "fxshard.expert_outer.default": _experts,
+    OUTER: _experts,
 }

@@ -7,7 +7,8 @@ dim is split so that all processors have one. Hence, with A = processors TILE^2 
     FLOPs charged = 2 (m n + A / s) (k + s DEPTH),       s = max(1, sqrt(A k / (m n DEPTH)))
 
 for thin products with m and n of at least THIN. What remains is the fraction of the peak that the best shapes reach, times SUSTAINED.
-Attention reaches its published rates on long sequences and half of them on a sequence of HALF.
+Attention reaches its published rates on long sequences and half of them on a sequence of HALF; ``flex_attention`` runs no such kernel,
+but products in float32, block by block. A grouped product is a batch of products with rows shared out equally.
 """
 
 from __future__ import annotations
@@ -30,26 +31,77 @@ HALF = 512
 ATTENTION = {
     "fxshard.sdpa.default": 0,
     "fxshard.block_attention.default": 0,
+    "fxshard.varlen_attention.default": 0,
     "fxshard.sdpa_backward.default": 1,
     "fxshard.block_attention_backward.default": 1,
+    "fxshard.varlen_attention_backward.default": 1,
 }
-"""Attention -> the operand that is its queries: 1 in the backward."""
+"""Attention in a fused kernel -> the operand that is its queries: 1 in the backward."""
+LONGEST = {"fxshard.varlen_attention.default": 7, "fxshard.varlen_attention_backward.default": 9}
+"""The argument that is the length of the longest sequence, where sequences are packed and no dim says it."""
+IN_FLOAT32 = ("fxshard.flex_attention.default", "fxshard.flex_attention_backward.default")
+"""Attention whose products run in float32 whatever the dtype of its operands (float64 stays)."""
 PRODUCT = "fxshard.einsum.default"
+LINEAR, OUTER = "fxshard.expert_linear.default", "fxshard.expert_outer.default"
+GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
 KERNEL = 2.0
 """Microseconds from the end of one kernel to the work of the next on the device's queue."""
 
 
-def slowdown(call: Call, inputs: Sequence[tuple[int, ...]], flops: float, dtype: torch.dtype, on: Architecture) -> float:
-    """Factor by which an operator on operands of these local shapes exceeds ``flops`` at the data sheet's rate; 1 for pointwise ones."""
+Shape = tuple[int, ...]
+
+
+def slowdown(call: Call, inputs: Sequence[Shape], outputs: Sequence[Shape], dtype: torch.dtype, on: Architecture) -> float:
+    """Factor by which an operator on operands and results of these local shapes exceeds its FLOPs at the data sheet's rate for ``dtype``.
+
+    Operators without products have the factor of the best products, and are bound by memory.
+    """
     size = dtype.itemsize
     best = on.best.get(size, on.best[2])
     if call.op in ATTENTION:
         queries = ATTENTION[call.op]
-        length = inputs[queries + 1][-2]
+        length = _length(call, inputs, queries)
         return (1 + HALF / max(length, 1)) / (on.backward if queries else on.forward) if size <= 2 else 1 / best
+    batched = _batched(call, inputs, outputs)
+    return (shape_factor(*batched, on.processors) if batched else 1.0) / best / SUSTAINED
+
+
+def product_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which an operator on operands of ``dtype`` computes its products."""
+    return torch.float32 if op in IN_FLOAT32 and dtype.itemsize < 4 else dtype
+
+
+def _length(call: Call, inputs: Sequence[Shape], queries: int) -> int:
+    """Keys that a query may see."""
+    if call.op not in LONGEST:
+        return inputs[queries + 1][-2]
+    longest, keys = call.arg(LONGEST[call.op]), inputs[queries + 1][0]
+    return min(longest, keys) if isinstance(longest, int) else keys
+
+
+def _batched(call: Call, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int, int, int] | None:
+    """(batch, m, n, k) of an operator that is a batch of equal products, if it is one."""
     if call.op == PRODUCT:
-        return shape_factor(*sizes(str(call.arg(2)), inputs), on.processors) / best / SUSTAINED
-    return 1 / best / SUSTAINED
+        return sizes(str(call.arg(2)), inputs)
+    if call.op in (LINEAR, OUTER):
+        groups, m, n = inputs[1] if call.op == LINEAR else outputs[0]
+        whole = (call.operands[1] if call.op == LINEAR else call.outputs[0]).shape[0]  # type: ignore[union-attr]
+        rows = max(1, math.prod(inputs[0][:2]) // whole)
+        return (groups, rows, n, m) if call.op == LINEAR else (groups, m, n, rows)
+    return _grouped(call, inputs, outputs[0]) if call.op in GROUPED else None
+
+
+def _grouped(call: Call, inputs: Sequence[Shape], out: Shape) -> tuple[int, int, int, int]:
+    """Of ``aten._grouped_mm``: of rows of a, of columns of b, of the contracted dim, or none. A rank has the same share of the grouped dim
+    as of the groups."""
+    a, b = (meta.shape for meta in call.operands[:2])
+    if len(b) == 3:
+        groups, k, n = inputs[1]
+        return groups, inputs[0][1] if len(a) == 3 else max(1, a[0] // b[0]), n, k
+    if len(a) == 3:
+        groups, m, k = inputs[0]
+        return groups, m, b[1] // a[0], k
+    return (*out, a[1] // call.outputs[0].shape[0])  # type: ignore[union-attr, return-value]
 
 
 def sizes(equation: str, inputs: Sequence[tuple[int, ...]]) -> tuple[int, int, int, int]:

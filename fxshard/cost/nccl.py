@@ -41,8 +41,8 @@ LL, LL128, SIMPLE = range(len(PROTOCOLS))
 NVLS_RANKS = 3
 """Least ranks of a node for which NCCL uses NVLink's switch."""
 ONE_A_NODE = 1 / 3
-"""Part of ``Fitted.fill`` in groups of one rank a node, where only the network's pipeline fills. From two figures of autoparallel's model
-of NCCL: 16 MiB on 8 nodes, all-gather 406 us, all-reduce 1,124 us."""
+"""Part of ``Fitted.fill`` in groups of one rank a node, where only the network's pipeline fills. Not published and not measured: chosen to
+agree with two results of autoparallel's model of NCCL, 16 MiB on 8 nodes of H100, all-gather 406 us, all-reduce 1,124 us."""
 POST = 1.0
 """Microseconds to post a message to another node (NCCL's NET_OVERHEAD)."""
 GB = 1e3

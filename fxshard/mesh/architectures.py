@@ -37,7 +37,7 @@ TREE_OVER_SIZES = (
 
 @dataclass(frozen=True)
 class Fitted:
-    """The numbers of the model of NCCL that are fitted and not published; ``python -m bench.published fit`` fits them.
+    """The numbers of the model of NCCL that are fitted to measurements; ``python -m bench.published fit`` fits them.
 
     ``network``: fraction of a network card's line rate that large messages reach. ``fill``: until the buffer of an all-reduce has
     ``fill_bytes`` for each rank, its chunks are too small to fill the pipeline of a ring or of NVLS, and it takes ``fill`` more time per
@@ -52,7 +52,8 @@ class Fitted:
 
 
 FITTED = Fitted(network=0.94, fill=0.75, fill_bytes=1.5 * 2**20, nvls_tree=33.0)
-"""Fitted to the collectives of docs/hardware.md: 20 on 8 H200, 20 on 32 B200, 11 on 8 A100; all other constants are published."""
+"""Fitted to the collectives of docs/hardware.md: 22 on 8 H200, 20 on 32 B200, 11 on 8 A100; all other constants of NCCL's model are
+published, except ``cost.nccl.ONE_A_NODE``, which comes from another model."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ def drawn(hardware: Hardware, error: float, seed: int) -> Hardware:
     """``hardware`` with each price multiplied by a factor of its own, whose logarithm is uniform, from 1 / (1 + error) to 1 + error.
 
     Drawn independently: the rate of arithmetic, the memory bandwidth, bandwidth and latency of the links inside nodes, between nodes and of
-    each axis, those of all-to-alls and of all other collectives (a reduce-scatter and a gather are the halves of an all-reduce), and the
-    launch. Measured curves take the factor of what they measure.
+    each axis, those of all-to-alls and of all other collectives (a reduce-scatter and a gather are the halves of an all-reduce), the
+    launch, and the link to the host. Measured curves take the factor of what they measure.
     """
     chance = random.Random(seed)
 
@@ -30,6 +30,7 @@ def drawn(hardware: Hardware, error: float, seed: int) -> Hardware:
     inside, between = link(hardware.inside), None if hardware.between is None else link(hardware.between)
     axes = {name: link(hardware.axes[name]) for name in sorted(hardware.axes)}
     rings, exchanges = (factor(), factor()), (factor(), factor())
+    host = None if hardware.host is None else link(hardware.host)
     kinds = {kind: exchanges if kind == "all_to_all" else rings for kind in KINDS}
     return replace(
         hardware,
@@ -39,6 +40,7 @@ def drawn(hardware: Hardware, error: float, seed: int) -> Hardware:
         inside=inside,
         between=between,
         axes=axes,
+        host=host,
         measured=replace(
             hardware.measured,
             products={dtype: _slower(curve, 1 / rate) for dtype, curve in hardware.measured.products.items()},

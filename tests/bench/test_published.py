@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.published import rows
+from bench.published import fit, rows
 from bench.published.__main__ import main
 from bench.published.collective_time import predicted
 from bench.published.layouts import pins_of
@@ -40,6 +41,20 @@ def test_a_single_call_takes_longer_than_one_of_many(tmp_path: Path) -> None:
     (one,) = rows.collectives(written(tmp_path, 1.0))
     again = rows.Collective(one.kind, one.device, one.ranks, one.nodes, one.size, one.measured, "PyTorch")
     assert predicted(again) > predicted(one) + 20
+
+
+def test_a_fit_knows_nothing_of_a_source_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One source alone has several nodes: without it, what holds between nodes is NCCL's, and is said to be unknown."""
+    true = {**fit.NEUTRAL, "network": 0.8, "nvls_tree": 40.0, "fill": 0.7}
+    monkeypatch.setattr(fit, "STARTS", fit.STARTS[:1])
+    blank = [rows.Collective("all_reduce", "b200", 32, 4, 2**k, 1.0, "PyTorch") for k in (22, 25, 28)]
+    blank += [rows.Collective("all_reduce", "h200", 8, 1, 2**k, 1.0, "nccl-tests") for k in (20, 24, 30)]
+    made = [replace(one, measured=fit.time_with(one, true)) for one in blank]
+    found = fit.left_out(made)
+    constants, unknown, ratios = found["b200, PyTorch"]
+    assert constants["network"] == 1.0 and constants["nvls_tree"] == 14.0 and {"network", "nvls_tree"} <= set(unknown)
+    assert min(ratios) < 0.9
+    assert "network" not in found["h200, nccl-tests"][1]
 
 
 def test_devices_with_a_limit_of_power_and_another_memory() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fxshard
 from fxshard.cost import compute_time, optimizer_time
-from fxshard.cost.kernels import KERNEL, SUSTAINED, shape_factor, sizes
+from fxshard.cost.kernels import KERNEL, SUSTAINED, shape_factor, sizes, slowdown
 from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.layout.layouts import Layout
+from fxshard.mesh.architectures import ARCHITECTURES
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import OpSpec
 
@@ -60,11 +63,61 @@ def test_attention_has_its_published_rates() -> None:
         assert time == pytest.approx(KERNEL + flops / (989e12 * 0.40 * share) * 1e6, rel=0.01)
 
 
+def test_packed_attention_runs_the_same_kernel_and_flex_attention_products_in_float32() -> None:
+    """All scores of one sequence: packed ones at the fused kernel's rate; flex ones at 67 TFLOP/s at the most, in bfloat16 too."""
+    length, heads = 8192, 32
+    flops = 4 * heads * 128 * length**2
+    fused = time_of("fxshard.sdpa.default", [(1, heads, length, 128)] * 3, (1, heads, length, 128), None, False, 0.0, None)
+    bounds = [(2,)] * 2
+    packed = time_of(
+        "fxshard.varlen_attention.default",
+        [(length, heads, 128)] * 3 + bounds,
+        (length, heads, 128),
+        None,
+        length,
+        length,
+        None,
+        -1,
+        -1,
+        None,
+    )
+    flex = time_of("fxshard.flex_attention.default", [(1, heads, length, 128)] * 3, (1, heads, length, 128))
+    assert packed == pytest.approx(fused, rel=1e-6)
+    assert flex > flops / 67e12 * 1e6 > 5 * fused
+
+
+def test_grouped_products_are_slower_than_one_of_all_their_rows() -> None:
+    """64 experts with 16 rows each: tiles of 64 rows hold 16. Expert products are grouped ones too."""
+    rows, groups, k, n = 1024, 64, 2048, 2048
+    whole = shape_factor(1, rows, n, k, 132)
+    for op, shapes in (
+        ("aten._grouped_mm.default", [(rows, k), (groups, k, n)]),
+        ("fxshard.expert_linear.default", [(rows // 2, 2, k), (groups, k, n), (rows // 2, 2)]),
+    ):
+        call = Call(op, tuple(map(Operand, range(len(shapes)))), (), tuple(TensorMeta(s, torch.bfloat16) for s in shapes), (None,))
+        factor = slowdown(call, shapes, [(rows, n)], torch.bfloat16, ARCHITECTURES["hopper"]) * SUSTAINED * 0.803
+        assert factor == pytest.approx(shape_factor(groups, rows // groups, n, k, 132)) and factor > 2 * whole
+    meta = TensorMeta((groups, k, n), torch.bfloat16)
+    outer = Call("fxshard.expert_outer.default", (), (), (TensorMeta((rows // 2, 2, k), torch.bfloat16),), (meta,))
+    found = slowdown(outer, [(rows // 2, 2, k)], [(groups, k, n)], torch.bfloat16, ARCHITECTURES["hopper"]) * SUSTAINED * 0.803
+    assert found == pytest.approx(shape_factor(groups, k, n, rows // groups, 132))
+
+
 def test_a_fused_operator_moves_only_what_is_outside_its_kernel() -> None:
     """Of two operands and a result it reads one; if it writes nothing, no kernel starts."""
     shape, one = (4096, 4096), 2 * 4096**2 / (0.9 * 3.35e12) * 1e6
     assert time_of("aten.add.Tensor", [shape] * 2, shape) == pytest.approx(KERNEL + 3 * one)
     assert time_of("aten.add.Tensor", [shape] * 2, shape, traffic=(1.0, 0.0, 0.0)) == pytest.approx(one)
+
+
+def test_traffic_has_a_weight_for_each_output_also_for_one_that_is_no_tensor() -> None:
+    """(None, tensor): the second weight is the tensor's. Weights for fewer tensors than there are say nothing."""
+    meta = TensorMeta((4096, 4096), torch.bfloat16)
+    call = Call("aten.aminmax.default", (Operand(0),), (), (meta,), (None, meta), traffic=(0.0, 0.0, 1.0))
+    spec, mesh = OpSpec((R,), (None, R)), Mesh({"a": 2}, "h100")
+    assert compute_time(call, spec, mesh) == pytest.approx(KERNEL + 2 * 4096**2 / (0.9 * 3.35e12) * 1e6)
+    with pytest.raises(ValueError, match="zip"):
+        compute_time(replace(call, traffic=(0.0, 0.0)), spec, mesh)
 
 
 def test_the_optimisers_step_is_the_traffic_of_its_shards() -> None:

@@ -77,6 +77,14 @@ all 6 ranks hold all of it""",
     )
 
 
+def test_a_notebook_says_of_a_partial_what_the_text_says() -> None:
+    """No dim is cut, and still no rank holds the tensor."""
+    note = "the ranks along dp hold different values, whose sum is the tensor"
+    picture = fxshard.visualize("PR", (4,), MESH)
+    assert note in str(picture) and note in picture._repr_html_()
+    assert "hold all of it" in fxshard.visualize("RR", (4,), MESH)._repr_html_()
+
+
 def test_three_dims_are_a_grid_for_each_part_of_the_third() -> None:
     said = str(fxshard.visualize("S(0)S(1)S(2)", (2, 2, 2), {"a": 2, "b": 2, "c": 2}))
     titles = [line for line in said.splitlines() if line.startswith("dim 2: ")]

@@ -28,7 +28,7 @@ def regret(
     losses, bounds, cut = [], [], 0
     for seed in range(draws):
         there = _priced(annotated, drawn(annotated.mesh.hardware, error, seed))
-        cost = objective_at(plan, annotated, there)
+        cost = objective_at(plan, annotated, there, constraints.optimizer)
         best = best_plan(there, constraints, "time", time_limit)
         losses.append(max(0.0, cost / best.objective - 1))
         bounds.append(max(0.0, cost / best.lower_bound - 1) if best.lower_bound > 0 else 0.0)

@@ -1,4 +1,4 @@
-"""Evaluates a plan for a graph with dynamic dims at other sizes than its example's: the cost of the plan's own entries, and its memory."""
+"""Evaluates a plan at other sizes than its example's, or under other prices: the cost of the plan's own entries, and its memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fxshard.layout.redistribution import bucketed_price, bytes_price, communica
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import expand, expanded
+from fxshard.passes.memory.offload import PLACES, HostCopies
 from fxshard.passes.memory.planned_memory import memory_at_peak
 from fxshard.passes.planning.redistributions import Hides, Reader, hiding
 from fxshard.plans.plan_data import Redistribution
@@ -23,10 +24,15 @@ SAME = 1e-9
 """Two figures count as equal up to this relative difference."""
 
 
-def objective_at(plan: ShardingPlan, own: Annotated, there: Annotated) -> float:
-    """The cost of ``plan``, made for ``own``, at the sizes of ``there``: the same specs and steps, in the unit of its objective."""
+def objective_at(plan: ShardingPlan, own: Annotated, there: Annotated, optimizer: Optimizer) -> float:
+    """The cost of ``plan``, made for ``own`` and ``optimizer``, at the sizes and prices of ``there``: the same specs, steps and places, in
+    the unit of its objective."""
     nodes, specs = expanded(there, plan.recomputed), plan.specs
-    moves = [*(entry.cost for entry in moves_at(plan, own, there)), *(one.cost for one in plan.offloaded)]  # no sizes of parameters change
+    moves = [entry.cost for entry in moves_at(plan, own, there)]
+    if plan.offloaded:
+        copies = HostCopies(nodes.times, nodes.mesh, optimizer, plan.certificate.unit)
+        places = {name: PLACES[kind] for name, kind in plan.on_host.items()}
+        moves += [one.cost for one in copies.entries(specs, places)]
     if plan.certificate.unit == "bytes":
         return math.fsum([*(float(nodes.prices.sending(name, (specs[name],))[0]) for name in specs), *moves])
     return math.fsum([*(float(nodes.prices.computing(name, (specs[name],))[0]) for name in specs), *moves])

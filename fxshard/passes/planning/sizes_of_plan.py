@@ -45,7 +45,7 @@ def plan_at(
         specs = specs_for_remainders(annotated.graph, annotated.mesh, there)
         _check_among(plan, specs, there)
         other = replace(other, specs=specs)
-    cost = objective_at(plan, annotated, replace(other, specs=annotated.specs))
+    cost = objective_at(plan, annotated, replace(other, specs=annotated.specs), constraints.optimizer)
     try:
         best = best_plan(other, replace(constraints, memory_limit=None), objective, time_limit)
     except ConstraintError as error:  # such as a result of one element that must be sharded

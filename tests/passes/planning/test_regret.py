@@ -19,9 +19,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
 
 
-def planned(model: nn.Module, hardware: object, **options: object) -> fxshard.ShardingPlan:
+def planned(model: nn.Module, hardware: object, batch: int = 4096, **options: object) -> fxshard.ShardingPlan:
     mesh = fxshard.Mesh({"dp": 2, "tp": 2}, hardware)  # type: ignore[arg-type]
-    return fxshard.plan(model, (torch.randn(4096, 256),), mesh, **options)  # type: ignore[arg-type]
+    return fxshard.plan(model, (torch.randn(batch, 256),), mesh, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["cpu", "h100"])
@@ -37,11 +37,31 @@ def test_losses_are_those_of_plans_made_on_the_drawn_hardware(model: nn.Module, 
     assert plan.regret(error=2.0, draws=DRAWS) == found, "the draws are the same each time"
 
 
+def test_what_is_on_the_host_has_the_drawn_price_of_its_copies(model: nn.Module) -> None:
+    free = planned(model, "h100", 16, optimizer="adamw")
+    options = {"batch": 16, "optimizer": "adamw", "offload": True, "memory_limit": sum(free.memory.values()) // 4}
+    plan = planned(model, "h100", **options)
+    assert plan.offloaded
+    hardware = [drawn(HARDWARE["h100"], 2.0, seed) for seed in range(2)]
+    best = [planned(model, one, **options) for one in hardware]
+    same = [planned(model, one, pins=plan, **options) for one in hardware]
+    assert all(one.on_host == plan.on_host for one in same)
+    expected = sorted(mine.objective / other.objective - 1 for mine, other in zip(same, best, strict=True))
+    assert plan.regret(error=2.0, draws=2).losses == pytest.approx(expected, abs=1e-6)
+
+
 def test_drawn_prices_are_within_the_error() -> None:
     h = HARDWARE["h100"]
+    assert h.host is not None and len({drawn(h, 0.3, seed).host for seed in range(20)}) == 20
     for seed in range(20):
         other = drawn(h, 0.3, seed)
-        for mine, theirs in ((h.flops[2], other.flops[2]), (h.memory_bandwidth, other.memory_bandwidth), (h.launch, other.launch)):
+        for mine, theirs in (
+            (h.flops[2], other.flops[2]),
+            (h.memory_bandwidth, other.memory_bandwidth),
+            (h.launch, other.launch),
+            (h.host, other.host),
+        ):
+            mine, theirs = (getattr(x, "bandwidth", x) for x in (mine, theirs))
             assert 1 / 1.3 <= theirs / mine <= 1.3
         assert all(1 / 1.3 <= e.latency <= 1.3 and 1 / 1.3 <= e.bandwidth <= 1.3 for e in other.measured.efficiency.values())
 
