@@ -106,8 +106,8 @@ def _one_by_one(every: Sequence[tuple[Group, HostParameter]], copies: HostCopies
     shard = arriving(0)
     for k, (group, one) in enumerate(every):
         copies.finish()
+        copies.arrive()  # before the next one's copies are queued, for which this step need not wait
         following = arriving(k + 1)
-        copies.arrive()
         yield {**group, "params": [shard]}
         one.store(copies)
         shard = following

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 import fxshard
 from fxshard.errors import RunError
 from fxshard.ops.host import counting
-from fxshard.runtime.optim.host_state import on_host, place_on_host
+from fxshard.runtime.optim.host_state import _one_by_one, on_host, place_on_host
 from fxshard.runtime.optim.local_steps import ELEMENTWISE
 from tests.runtime.optim.test_local_steps import assert_alike, parameters, tensors
 
@@ -70,6 +70,34 @@ def test_each_byte_of_state_is_copied_there_and_back(mesh: DeviceMesh) -> None:
         run(ours, mesh, range(2, 3))
     every = sum(p.to_local().nbytes for group in ours.param_groups for p in group["params"])
     assert (traffic.inward, traffic.outward, traffic.copies) == (2 * every, 2 * every, 2 * 2 * 5)
+
+
+def test_a_step_waits_for_its_own_copies_only() -> None:
+    """Copies are done in the order in which they are queued; ``arrive`` waits for those before it."""
+    said: list[str] = []
+
+    class Parameter:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def fetch(self, copies: Any) -> torch.Tensor:
+            said.append(f"copy {self.name}")
+            return torch.zeros(())
+
+        def store(self, copies: Any) -> None:
+            said.append(f"store {self.name}")
+
+    class Copies:
+        def arrive(self) -> None:
+            said.append("wait")
+
+        def finish(self) -> None: ...
+
+    every: Any = [({}, Parameter(name)) for name in "abc"]
+    for number, _ in enumerate(_one_by_one(every, Copies())):  # type: ignore[arg-type]
+        said.append(f"step {'abc'[number]}")
+    steps = ["copy a", "wait", "copy b", "step a", "store a", "wait", "copy c", "step b", "store b", "wait", "step c", "store c"]
+    assert said == steps
 
 
 def test_state_is_saved_and_loaded(mesh: DeviceMesh) -> None:
