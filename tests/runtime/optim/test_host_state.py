@@ -116,6 +116,24 @@ def test_state_is_saved_and_loaded(mesh: DeviceMesh) -> None:
     assert_alike(again, theirs)
 
 
+def test_state_is_loaded_to_the_host(mesh: DeviceMesh) -> None:
+    """The device is meta, which shows where the state is."""
+    ours, _ = optimizers(mesh, optim.Adam, {}, range(5))
+    run(ours, mesh)
+    here = [p for group in ours.param_groups for p in group["params"]]
+    there = [nn.Parameter(p.detach().to("meta")) for p in here]
+    for k in (0, 3):
+        place_on_host(there[k], "optimizer")
+    loaded = optim.Adam([{"params": there[:2]}, {"params": there[2:]}])
+    loaded.load_state_dict(ours.state_dict())
+    assert len(loaded.state) == 5
+    for k, (p, q) in enumerate(zip(here, there, strict=True)):
+        mine, other = ours.state[p], loaded.state[q]
+        assert other["exp_avg"].device.type == ("cpu" if k in (0, 3) else "meta")
+        assert k not in (0, 3) or torch.equal(mine["exp_avg"].to_local(), other["exp_avg"].to_local())
+        assert mine["step"] == other["step"]
+
+
 def test_a_step_through_dtensor_is_refused(mesh: DeviceMesh) -> None:
     class Own(optim.Adam):
         pass
