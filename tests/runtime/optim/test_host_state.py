@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor
 import fxshard
 from fxshard.errors import RunError
 from fxshard.ops.host import counting
+from fxshard.runtime.checkpoint.state import _reader_like
 from fxshard.runtime.optim.host_state import _one_by_one, on_host, place_on_host
 from fxshard.runtime.optim.local_steps import ELEMENTWISE
 from tests.runtime.optim.test_local_steps import assert_alike, parameters, tensors
@@ -132,6 +134,18 @@ def test_state_is_loaded_to_the_host(mesh: DeviceMesh) -> None:
         assert other["exp_avg"].device.type == ("cpu" if k in (0, 3) else "meta")
         assert k not in (0, 3) or torch.equal(mine["exp_avg"].to_local(), other["exp_avg"].to_local())
         assert mine["step"] == other["step"]
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_checkpoint_is_read_to_the_host(away: bool, mesh: DeviceMesh) -> None:
+    parameter, source = parameters(mesh, True)[0].detach().to("meta"), MagicMock()
+    if away:
+        place_on_host(parameter, "optimizer")
+    source.entry.return_value.shape = tuple(parameter.shape)
+    source.shard.return_value = torch.ones(parameter.to_local().shape)
+    found = _reader_like(parameter, source)("exp_avg")
+    assert isinstance(found, DTensor) and found.placements == parameter.placements and found.shape == parameter.shape
+    assert found.to_local().device.type == ("cpu" if away else "meta")
 
 
 def test_a_step_through_dtensor_is_refused(mesh: DeviceMesh) -> None:
