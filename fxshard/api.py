@@ -100,7 +100,8 @@ def plan(
         parallel: one-word plans by axis, ``{"dp": FullyShard(), "tp": "auto"}`` (fxshard.plans.parallel, docs/parallel-styles.md). They say
             a few layouts; pins and layouts given for the same tensor and axis count instead, and the solver chooses the rest.
         offload: what the solver may hold in the memory of the host to keep the ``memory_limit``, for each parameter: ``"optimizer"``, the
-            state of its optimiser; ``"parameters"``, the parameter too; both in a tuple, or True (docs/memory.md).
+            state of its optimiser; ``"parameters"``, the parameter too; both in a tuple, or True (docs/memory.md). A whole plan given as
+            ``pins`` decides this itself: what it holds on the host stays there, and nothing else goes, whatever ``offload`` is.
 
     The plan keeps what it was made from, so that ``plan.explain(name)`` can say what other layouts would cost. Copies of it and plans read
     from files cannot.

@@ -12,7 +12,7 @@ from tabulate import tabulate
 from bench.fuzz.run import Tally, run
 from bench.fuzz.subjects import subjects
 
-SHARES = {"program": 0.35, "graph": 0.15, "plan": 0.15, "checkpoint": 0.15, "hardware": 0.1, "solver": 0.1}
+SHARES = {"program": 0.3, "graph": 0.15, "flex": 0.05, "plan": 0.15, "checkpoint": 0.15, "hardware": 0.1, "solver": 0.1}
 
 
 def main() -> int:

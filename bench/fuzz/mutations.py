@@ -168,6 +168,15 @@ def _argument(draw: random.Random, kind: str, tensors: list[str], numbers: Seque
     return (plain | texts).get(kind, {"as_int": draw.choice(numbers)})
 
 
+def changed_function(draw: random.Random, data: bytes) -> bytes:
+    """A graph in which one text of a function of flex attention is changed, as JSON or as bytes."""
+    value = json.loads(data)
+    texts = [n["arg"] for one in value["graph_module"]["graph"]["nodes"] for n in one["inputs"] if "as_string" in n["arg"]]
+    text, mutation = draw.choice(texts), damaged if draw.randrange(4) == 0 else changed_json
+    text["as_string"] = mutation(draw, text["as_string"].encode()).decode(errors="replace")
+    return json.dumps(value).encode()
+
+
 def unpacked(data: bytes) -> Entries:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return [(name, archive.read(name)) for name in archive.namelist()]

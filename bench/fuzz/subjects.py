@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import operator
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from torch import fx, nn
 
 import fxshard
-from bench.fuzz.mutations import changed_archive, changed_json, damaged, foreign_call
+from bench.fuzz.mutations import changed_archive, changed_function, changed_json, damaged, foreign_call
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.archive.graphs import read_graph, write_graph
 from fxshard.cli import solve_file
@@ -135,6 +136,34 @@ def _graphs() -> list[Subject]:
     with mode:
         cat.meta["val"] = torch.empty(8, 6)
     graph.output((call,))
+    mutations = ((9, foreign_call, False), (1, changed_json, False))
+    return [_graph("graph", graph, mutations), _graph("flex", _flex(), ((9, changed_function, False), (1, changed_json, False)))]
+
+
+def _flex() -> fx.Graph:
+    """A local graph with flex attention, whose two functions are texts in it."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    x, table = graph.placeholder("x"), graph.placeholder("table")
+    with mode:
+        x.meta["val"], table.meta["val"] = torch.empty(2, 2, 8, 4), torch.empty(8, dtype=torch.int64)
+
+    def called(name: str, *args: Any) -> list[Any]:
+        return [f"torch.ops.aten.{name}.Tensor", list(args), {"dict": {}}]
+
+    places = [{"node": number} for number in range(7)]
+    distance = [called("sub", places[4], places[3]), called("add", places[0], places[5])]
+    rows = [called("index", places[4], [place]) for place in places[2:4]]
+    score, mask = json.dumps([5, distance, 6]), json.dumps([5, [*rows, called("eq", *places[5:])], 7])
+    call = graph.call_function(torch.ops.fxshard.flex_attention.default, (x, x, x, [], [table], None, None, None, score, mask, 0.5))
+    with mode:
+        call.meta["val"] = torch.empty(2, 2, 8, 4), torch.empty(2, 2, 8), torch.empty(2, 2, 8)
+        out = graph.call_function(operator.getitem, (call, 0))
+        out.meta["val"] = torch.empty(2, 2, 8, 4)
+    graph.output((out,))
+    return graph
+
+
+def _graph(kind: str, graph: fx.Graph, mutations: tuple[tuple[int, Mutation, bool], ...]) -> Subject:
     text = write_graph(fx.GraphModule(nn.Module(), graph))
 
     def read(path: Path) -> fx.GraphModule:
@@ -146,8 +175,7 @@ def _graphs() -> list[Subject]:
     def write(module: fx.GraphModule, path: Path) -> None:
         path.write_bytes(write_graph(module))
 
-    mutations = ((9, foreign_call, False), (1, changed_json, False))
-    return [Subject("graph", {"graph.json": text}, "graph.json", mutations, read, listed, write)]
+    return Subject(kind, {"graph.json": text}, "graph.json", mutations, read, listed, write)
 
 
 def _digest(value: torch.Tensor) -> str:

@@ -33,6 +33,7 @@ from fxshard._torch_compat.operators import schema_of
 from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
 from fxshard._torch_compat.sizes.needless_guards import without_needless_guards
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symbolic, oblivious, ranges_of, surely, symbolic_kernels
+from fxshard.archive.flex_texts import check_texts
 from fxshard.archive.sizes import FileSizes, is_number
 from fxshard.errors import FileError
 from fxshard.files import Field, parse_json
@@ -212,6 +213,7 @@ class _Reader:
         args, kwargs = self.arguments(field, target)
         values = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
         check_results(target, values[0], field)
+        check_texts(target, values[0], field, WORDS, lambda make, what: self.fake(make, field, what))
         with kernels_for_shapes(self.sizes.mode, bytes_of(values) <= MAX_OPERANDS):
             value = self.fake(lambda: target(*values[0], **values[1]), field, str(target))
         node = self.graph.create_node("call_function", target, args, kwargs)

@@ -13,6 +13,9 @@ aten = torch.ops.aten
 FLASH_DIM = 256
 """The largest head dim of the flash kernel (pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash)."""
 
+FLASH_CAPABILITY = (8, 0)
+"""The least compute capability of a GPU that runs the flash kernel: Ampere (the same file, check_flash_attention_hardware_support)."""
+
 
 def _heads(q: torch.Tensor, kv: torch.Tensor, enable_gqa: bool) -> torch.Tensor:
     """Repeats k or v to q's heads (dim -3), for kernels without grouped-query attention."""
@@ -42,6 +45,13 @@ def takes_flash(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_
     return half and mask is None and dim % 8 == 0 and dim <= FLASH_DIM and not (is_causal and q.shape[-2] != k.shape[-2])
 
 
+def has_flash(device: torch.device) -> bool:
+    """Whether ``device`` runs CUDA's flash kernel: the GPU, or the one that ``without_gpu`` stands in for; with neither, True."""
+    if device.type != "cuda":
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+
+
 def lse_dtype(q: torch.Tensor) -> torch.dtype:
     """The dtype of the logsumexp of attention of ``q``."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -53,11 +63,11 @@ def sdpa(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q [b, h, s, d] over k, v [b, h or h/g, t, d] -> (out [b, h, s, d], logsumexp [b, h, s]).
 
-    Runs the device's kernel in aten: flash on CPU; on CUDA flash if it can (``takes_flash``), else memory-efficient.
+    Runs the device's kernel in aten: flash on CPU; on CUDA flash if it can (``has_flash``, ``takes_flash``), else memory-efficient.
     """
     q, keys, values = _rows(q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa))
     bias = _bias(mask, q, k)
-    if q.device.type == "cuda" and takes_flash(q, k, mask, is_causal):
+    if has_flash(q.device) and takes_flash(q, k, mask, is_causal):
         out, lse, *_ = aten._scaled_dot_product_flash_attention(q, keys, values, 0.0, is_causal, False, scale=scale)
     elif q.device.type == "cuda":
         out, lse, _, _ = aten._scaled_dot_product_efficient_attention(q, keys, values, bias, True, 0.0, is_causal, scale=scale)
@@ -83,7 +93,7 @@ def sdpa_backward(
     """Gradients of q, k and v."""
     grad, q, keys, values, out = _rows(grad, q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), out)
     bias = _bias(mask, q, k)
-    if q.device.type == "cuda" and takes_flash(q, k, mask, is_causal):
+    if has_flash(q.device) and takes_flash(q, k, mask, is_causal):
         random, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.zeros((), dtype=torch.uint64, device=q.device)
         sizes = None, None, q.shape[-2], k.shape[-2]  # None: sequences of one length
         dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(

@@ -44,15 +44,17 @@ def count(size: int, *, inward: bool) -> None:
 
 
 @torch.library.custom_op("fxshard::from_host", mutates_args=())
-def from_host(input: torch.Tensor, half: str) -> torch.Tensor:
-    """``input`` on the device. ``half``: "forward" or "backward", which each copy it anew."""
+def from_host(input: torch.Tensor, half: str, device: torch.device | None = None) -> torch.Tensor:
+    """A copy of ``input`` on ``device``, which is known once a program is bound; where ``input`` is, if None.
+
+    ``half``: "forward" or "backward", which each copy it anew.
+    """
     count(input.nbytes, inward=True)
-    if not torch.cuda.is_available() or input.is_cuda:
-        return input.clone()
-    return input.to("cuda", non_blocking=True)
+    made = input if device is None else input.to(device, non_blocking=True)
+    return input.clone() if made is input else made
 
 
-from_host.register_fake(lambda input, half: torch.empty_like(input))
+from_host.register_fake(lambda input, half, device=None: torch.empty_like(input, device=device))
 
 
 def to_host(value: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 from bench.fuzz.run import Tally, original, run_here
 from bench.fuzz.subjects import Subject, subjects
 
-CASES = {"program": 60, "graph": 120, "plan": 60, "checkpoint": 60, "hardware": 40, "solver": 40}
+CASES = {"program": 60, "graph": 120, "flex": 200, "plan": 60, "checkpoint": 60, "hardware": 40, "solver": 40}
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def _makes_tensors(target: Any) -> bool:
 def function_of(text: str) -> Callable[..., torch.Tensor]:
     """The function of a text, of scalars and the tensors that it reads."""
     count, calls, result = json.loads(text)
-    steps = [(_known(name), args, kwargs) for name, args, kwargs in calls]
+    steps = [(known(name), args, kwargs) for name, args, kwargs in calls]
     placed = {target for target, _, _ in steps if _makes_tensors(target)}
 
     def function(*args: Any) -> torch.Tensor:
@@ -99,8 +99,12 @@ def function_of(text: str) -> Callable[..., torch.Tensor]:
     return function
 
 
-def _known(name: str) -> Any:
-    found = operator_of(name)
+def known(name: str) -> Any:
+    """The operator of a name in a text; raises NotSerializable if a function may not call it, or if there is none."""
+    try:
+        found = operator_of(name)
+    except (AttributeError, ValueError) as error:
+        raise NotSerializable(name) from error
     _check(found)
     return found
 

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from fxshard._torch_compat.dtensor.rules import wrap_like
 from fxshard.errors import FileError, OptionError, a_kind
 from fxshard.runtime.checkpoint.json_values import decode, encode
 from fxshard.runtime.checkpoint.reader import Source
+from fxshard.runtime.optim.host_state import on_host
 
 OPTIMIZER, GROUPS, RANDOM, EXTRA = "optimizer", "optimizer_groups", "random", "extra"
 _OWN = tuple(f"{word}/" for word in (OPTIMIZER, GROUPS, RANDOM, EXTRA))
@@ -184,7 +186,7 @@ def _check_groups(optimizer: torch.optim.Optimizer, names: Sequence[str], groups
 def _reader_like(parameter: torch.Tensor, source: Source) -> Callable[[str], torch.Tensor]:
     """A function that reads state of ``parameter``: in the parameter's layout if it has its shape, else replicated.
 
-    A step count is a plain tensor, as torch's optimisers keep it.
+    A step count is a plain tensor, as torch's optimisers keep it. State that the plan holds on the host is there.
     """
 
     def read(name: str) -> torch.Tensor:
@@ -194,7 +196,10 @@ def _reader_like(parameter: torch.Tensor, source: Source) -> Callable[[str], tor
             return source.whole(name)
         mesh = parameter.device_mesh
         placements = tuple(parameter.placements) if alike else (Replicate(),) * mesh.ndim
-        local = source.shard(name, mesh, placements).to(parameter.device)
+        local = source.shard(name, mesh, placements)
+        if alike and on_host(parameter) is not None:
+            return wrap_like(local, parameter)
+        local = local.to(parameter.device)
         strides = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
 

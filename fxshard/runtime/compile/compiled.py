@@ -18,11 +18,11 @@ from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard.errors import RunError
 from fxshard.layout.layouts import Layout
 from fxshard.ops.host import to_host
-from fxshard.plans.offload import PARAMETERS
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.compile.no_double_backward import forbid_double_backward
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.runtime.rank_graph.in_place import copy_aliased
+from fxshard.runtime.rank_graph.rank_graph import parameters_on_host
 from fxshard.runtime.ranks.launch import agreed, mesh_ranks
 from fxshard.runtime.ranks.watchdog import BACKWARD, FORWARD, Watchdog
 from fxshard.shapes import Guard, distinct
@@ -138,9 +138,7 @@ class CompiledProgram:
     @cached_property
     def on_host(self) -> frozenset[int]:
         """The inputs that are parameters on the host: so are their gradients."""
-        plan = self.program.plan
-        names = {plan.called(node) for node, kind in plan.on_host.items() if kind == PARAMETERS}
-        return frozenset(i for i, end in enumerate(self.program.inputs) if end.kind == "parameter" and end.name in names)
+        return parameters_on_host(self.program)
 
     def inputs_of_backward(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Indices of the inputs that the backward reads: kept inputs, and inputs of which saved values are views."""

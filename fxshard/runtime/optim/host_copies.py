@@ -31,8 +31,9 @@ class HostCopies:
         return made
 
     def to_host(self, value: torch.Tensor, host: torch.Tensor | None) -> torch.Tensor:
-        """Copies ``value`` to the tensor ``host``, or to a new one; complete after ``finish``."""
-        if host is None or host.shape != value.shape or host.dtype != value.dtype or host.device.type != "cpu":
+        """Copies ``value`` to the tensor ``host``, or to a new one if it does not fit or is not pinned; complete after ``finish``."""
+        fits = host is not None and host.shape == value.shape and host.dtype == value.dtype and host.device.type == "cpu"
+        if host is None or not fits or (self.stream is not None and not host.is_pinned()):
             host = torch.empty_like(value, device="cpu", pin_memory=self.stream is not None)
         count(value.nbytes, inward=False)
         if self.stream is None:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat.dtensor.rules import wrap_like
 from fxshard._torch_compat.dtensor.shards import local_like
+from fxshard._torch_compat.loaded_state import place_loaded_state
 from fxshard.errors import RunError
 from fxshard.plans.offload import OPTIMIZER, PARAMETERS
 from fxshard.runtime.optim.host_copies import HostCopies
@@ -36,8 +37,14 @@ def on_host(parameter: torch.Tensor) -> str | None:
 
 
 def place_on_host(parameter: torch.Tensor, kind: str) -> None:
-    """Makes steps of element-wise optimisers hold on the host what ``kind`` says."""
+    """Makes steps of element-wise optimisers hold on the host what ``kind`` says, and ``load_state_dict`` load their state there."""
     setattr(parameter, ON_HOST, kind)
+    place_loaded_state(_device_of_state)
+
+
+def _device_of_state(parameter: torch.Tensor, name: Any) -> torch.device | None:
+    """The host for state of the parameter's shape that the plan holds there; None for all other state."""
+    return None if on_host(parameter) is None or name in NUMBERS else torch.device("cpu")
 
 
 class HostParameter:
@@ -106,8 +113,8 @@ def _one_by_one(every: Sequence[tuple[Group, HostParameter]], copies: HostCopies
     shard = arriving(0)
     for k, (group, one) in enumerate(every):
         copies.finish()
+        copies.arrive()  # before the next one's copies are queued, for which this step need not wait
         following = arriving(k + 1)
-        copies.arrive()
         yield {**group, "params": [shard]}
         one.store(copies)
         shard = following

@@ -1,5 +1,5 @@
 """Translates a local graph to the operators of a device: fxshard's device-neutral operators become kernels (``ops/kernels.py``), and
-factories create tensors on the device."""
+factories create tensors on the device, to which parameters on the host are copied."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import preserve_node_meta
 
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.operators import schema_of
 from fxshard._torch_compat.sizes.symbols import symbolic_kernels
 from fxshard.ops.kernels import KERNELS, Kernel
+
+FROM_HOST = torch.ops.fxshard.from_host.default
 
 
 class _KernelInterpreter(fx.Interpreter):
@@ -33,12 +36,12 @@ class _KernelInterpreter(fx.Interpreter):
 
 
 def with_device(target: Any, kwargs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """``kwargs`` with ``device`` if the call names a device, or if its operator creates a tensor from none; else unchanged."""
+    """``kwargs`` with ``device`` if the call names a device, creates a tensor from none, or copies one from the host; else unchanged."""
     schema = schema_of(target)
     arguments = () if schema is None else schema.arguments
     if not any(a.name == "device" for a in arguments):
         return dict(kwargs)
-    takes_tensor = any("Tensor" in str(a.type) for a in arguments)
+    takes_tensor = target is not FROM_HOST and any("Tensor" in str(a.type) for a in arguments)
     if kwargs.get("device") is None and takes_tensor:
         return dict(kwargs)
     return {**kwargs, "device": device}

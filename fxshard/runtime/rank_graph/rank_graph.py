@@ -36,10 +36,16 @@ def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
     """The graph of a bound program in its device's operators, decomposed for ``compiler``."""
     table = inductor_decompositions() if compiler == "inductor" else None
     seeds = frozenset(i for i, end in enumerate(bound.program.inputs) if end.kind == "seed")
-    module = device_graph(bound.module, bound.device, table, on_host=seeds)
+    module = device_graph(bound.module, bound.device, table, on_host=seeds | parameters_on_host(bound.program))
     if compiler == "inductor":
         expand_draws.prefer_recompute_of_masks(module)
     return module
+
+
+def parameters_on_host(program: ShardedProgram) -> frozenset[int]:
+    """Indices of the inputs that are parameters in the memory of the host."""
+    names = {program.plan.called(node) for node, kind in program.plan.on_host.items() if kind == PARAMETERS}
+    return frozenset(i for i, end in enumerate(program.inputs) if end.kind == "parameter" and end.name in names)
 
 
 def has_backward(program: ShardedProgram) -> bool:
@@ -104,11 +110,8 @@ def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None
 def _inputs(bound: BoundProgram) -> list[BoundaryValue]:
     program, kinds = bound.program, {"tangent": "input", "seed": "input"}
     pairs = zip(program.inputs, program.input_layouts, strict=True)
-    host = {program.plan.called(node) for node, kind in program.plan.on_host.items() if kind == PARAMETERS}
-    away = [end.kind == "parameter" and end.name in host for end in program.inputs]
-    found = [
-        BoundaryValue(HOST if far else kinds.get(e.kind, e.kind), e.name, str(layout)) for (e, layout), far in zip(pairs, away, strict=True)
-    ]
+    away = parameters_on_host(program)
+    found = [BoundaryValue(HOST if i in away else kinds.get(e.kind, e.kind), e.name, str(layout)) for i, (e, layout) in enumerate(pairs)]
     found += [BoundaryValue("input", f"axis index {axis}") for axis in bound.axes]
     sizes = [n.name for n in bound.module.graph.nodes if n.op == "placeholder"][len(found) :]  # empty if no size inputs were added
     return found + [BoundaryValue("input", name) for name in sizes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from torch.distributed.tensor import DTensor
 import fxshard
 from fxshard.errors import RunError
 from fxshard.ops.host import counting
-from fxshard.runtime.optim.host_state import on_host, place_on_host
+from fxshard.runtime.checkpoint.state import _reader_like
+from fxshard.runtime.optim.host_state import _one_by_one, on_host, place_on_host
 from fxshard.runtime.optim.local_steps import ELEMENTWISE
 from tests.runtime.optim.test_local_steps import assert_alike, parameters, tensors
 
@@ -72,6 +74,34 @@ def test_each_byte_of_state_is_copied_there_and_back(mesh: DeviceMesh) -> None:
     assert (traffic.inward, traffic.outward, traffic.copies) == (2 * every, 2 * every, 2 * 2 * 5)
 
 
+def test_a_step_waits_for_its_own_copies_only() -> None:
+    """Copies are done in the order in which they are queued; ``arrive`` waits for those before it."""
+    said: list[str] = []
+
+    class Parameter:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def fetch(self, copies: Any) -> torch.Tensor:
+            said.append(f"copy {self.name}")
+            return torch.zeros(())
+
+        def store(self, copies: Any) -> None:
+            said.append(f"store {self.name}")
+
+    class Copies:
+        def arrive(self) -> None:
+            said.append("wait")
+
+        def finish(self) -> None: ...
+
+    every: Any = [({}, Parameter(name)) for name in "abc"]
+    for number, _ in enumerate(_one_by_one(every, Copies())):  # type: ignore[arg-type]
+        said.append(f"step {'abc'[number]}")
+    steps = ["copy a", "wait", "copy b", "step a", "store a", "wait", "copy c", "step b", "store b", "wait", "step c", "store c"]
+    assert said == steps
+
+
 def test_state_is_saved_and_loaded(mesh: DeviceMesh) -> None:
     ours, theirs = optimizers(mesh, optim.Adam, {}, range(5))
     run(ours, mesh)
@@ -86,6 +116,36 @@ def test_state_is_saved_and_loaded(mesh: DeviceMesh) -> None:
         run(one, mesh, range(1))
     again.param_groups[0], theirs.param_groups[0] = again.param_groups[1], theirs.param_groups[1]
     assert_alike(again, theirs)
+
+
+def test_state_is_loaded_to_the_host(mesh: DeviceMesh) -> None:
+    """The device is meta, which shows where the state is."""
+    ours, _ = optimizers(mesh, optim.Adam, {}, range(5))
+    run(ours, mesh)
+    here = [p for group in ours.param_groups for p in group["params"]]
+    there = [nn.Parameter(p.detach().to("meta")) for p in here]
+    for k in (0, 3):
+        place_on_host(there[k], "optimizer")
+    loaded = optim.Adam([{"params": there[:2]}, {"params": there[2:]}])
+    loaded.load_state_dict(ours.state_dict())
+    assert len(loaded.state) == 5
+    for k, (p, q) in enumerate(zip(here, there, strict=True)):
+        mine, other = ours.state[p], loaded.state[q]
+        assert other["exp_avg"].device.type == ("cpu" if k in (0, 3) else "meta")
+        assert k not in (0, 3) or torch.equal(mine["exp_avg"].to_local(), other["exp_avg"].to_local())
+        assert mine["step"] == other["step"]
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_checkpoint_is_read_to_the_host(away: bool, mesh: DeviceMesh) -> None:
+    parameter, source = parameters(mesh, True)[0].detach().to("meta"), MagicMock()
+    if away:
+        place_on_host(parameter, "optimizer")
+    source.entry.return_value.shape = tuple(parameter.shape)
+    source.shard.return_value = torch.ones(parameter.to_local().shape)
+    found = _reader_like(parameter, source)("exp_avg")
+    assert isinstance(found, DTensor) and found.placements == parameter.placements and found.shape == parameter.shape
+    assert found.to_local().device.type == ("cpu" if away else "meta")
 
 
 def test_a_step_through_dtensor_is_refused(mesh: DeviceMesh) -> None:
