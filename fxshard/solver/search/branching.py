@@ -159,6 +159,8 @@ class Branching:
             for _ in range(SETTLING_PAIRS):
                 bound = self.ascent.pair()
                 work += 2 * self.sweeper.entries
+                if self.budget.late:
+                    break
             case = replace(case, bound=max(case.bound, bound))
             if case.bound - before <= SETTLED * max(0.0, self.relaxation.cutoff - case.bound):
                 break
