@@ -252,7 +252,7 @@ class Branching:
             self._sweep(PROBE_PAIRS)
 
     def _searched(self, slacks: Slacks, target: float, known: float, small: int) -> float | None:
-        """Search the pruned model below a target exactly; returns a bound on plans cheaper than `known`, None if it is too large or late."""
+        """Search the pruned model below a target exactly; returns a bound on plans cheaper than `known`, None if too large or late."""
         if self.budget.late:
             return None
         alive = np.asarray([np.isfinite(costs).sum() for costs in slacks.costs])
