@@ -9,7 +9,7 @@ import numpy as np
 from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.limits.conflicts import Limits
 from fxshard.solver.primal.local_search import Polish, greedy
-from fxshard.solver.problem.arrays import IntArray, each
+from fxshard.solver.problem.arrays import IntArray
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import NoPlanError
 from fxshard.solver.problem.model import Model, from_problem
@@ -61,7 +61,7 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
         raise limits.explain(budget.last())
     if best is None:
         raise NoPlanError(_unfinished(budget) + limits.summary(), tuple(miss for _, miss in limits.missed()))
-    return _certified(problem, raw, best, bound / scale.factor - scale.margin, budget, steps)
+    return _certified(problem, best, max(bound / scale.factor - scale.margin, scale.floor), budget, steps)
 
 
 Keep = Callable[[Relaxation, Scale, float], None]
@@ -74,24 +74,17 @@ def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray
     return _better(model, *(Polish(model, choices, budget).run() for choices in starts)), impossible
 
 
-def _certified(
-    problem: PlacementProblem, raw: Model, choices: IntArray, bound: float, budget: Budget, steps: list[tuple[str, str]]
-) -> Solution:
-    """The solution of these choices, priced in the problem's own costs, with the better of the bound and the trivial one."""
+def _certified(problem: PlacementProblem, choices: IntArray, bound: float, budget: Budget, steps: list[tuple[str, str]]) -> Solution:
+    """The solution of these choices, priced in the problem's own costs."""
     final = tuple(int(x) for x in choices)
     objective = problem.evaluate(final)
-    return certify(final, objective, min(max(bound, _trivial_bound(raw)), objective), budget.spent, tuple(steps))
+    return certify(final, objective, min(bound, objective), budget.spent, tuple(steps))
 
 
 def _better(model: Model, *plans: IntArray | None) -> IntArray | None:
     """The cheapest allowed plan that fits, None where there is none."""
     priced = [(model.evaluate(p), p) for p in plans if p is not None]
     return min([one for one in priced if np.isfinite(one[0]) and model.fits(one[1])], key=lambda one: one[0], default=(np.inf, None))[1]
-
-
-def _trivial_bound(model: Model) -> float:
-    """The sum of the least entries of all tables; exact where all costs are zero."""
-    return model.constant + sum(each((*model.costs, *model.edges.values()), lambda t: float(t.min())))
 
 
 def _unfinished(budget: Budget) -> str:

@@ -91,7 +91,8 @@ class Ascent:
         if len(self.model.limits) and plan is not None and not self.done:
             self.bundle.run(plan)
             self.set_prices(self.best_multipliers)
-            self.settle(8)
+            if not self.budget.late:
+                self.settle(8)
 
     def settle(self, pairs: int = MAX_PAIRS) -> IntArray | None:
         """Sweep at the current multipliers until the bound stalls; returns the cheapest choices decoded, which may not fit."""
@@ -212,7 +213,9 @@ class Ascent:
         self.polish_model = self.memory.priced(self.model, np.where(np.isfinite(self.model.slopes), self.multipliers, 0.0))
 
     def _try(self, plan: IntArray) -> IntArray | None:
-        """Repair, improve and offer a plan, and return it. Meanwhile each soft row is priced at its multiplier."""
+        """Repair, improve and offer a plan, and return it; meanwhile each soft row is priced at its multiplier. None: too late."""
+        if self.budget.late and self.plan is not None:
+            return None
         polished = Polish(self.polish_model, plan, self.budget).run()
         if polished is not None:
             cost = self.model.evaluate(polished)

@@ -17,6 +17,7 @@ import numpy as np
 
 from fxshard.solver.primal.highs import loaded
 from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import Model
 
 STEPS = 60
@@ -63,6 +64,8 @@ class Lagrangian(Protocol):
     @property
     def model(self) -> Model: ...
     @property
+    def budget(self) -> Budget: ...
+    @property
     def multipliers(self) -> FloatArray: ...
     @property
     def bound(self) -> float: ...
@@ -101,7 +104,7 @@ class Bundle:
         for step in range(steps):
             if ascent.done or (step >= BLIND_STEPS and np.isinf(ascent.cutoff)):
                 break
-            found = greatest([(p.base, p.excess) for p in self.planes], centre, reach, ascent.max_multipliers)
+            found = greatest([(p.base, p.excess) for p in self.planes], centre, reach, ascent.max_multipliers, ascent.budget.seconds_left)
             if found is None:
                 break
             multipliers, top = found
@@ -154,11 +157,12 @@ class Bundle:
 
 
 def greatest(
-    planes: list[tuple[float, FloatArray]], centre: FloatArray, reach: float, max_multipliers: FloatArray
+    planes: list[tuple[float, FloatArray]], centre: FloatArray, reach: float, max_multipliers: FloatArray, seconds: float | None = None
 ) -> tuple[FloatArray, float] | None:
     """The multipliers that maximise the least of the planes (base, slopes), and that value; None where no plane can rise.
 
-    The multipliers lie between 0 and `max_multipliers`, within an L1 distance `reach` of the centre.
+    The multipliers lie between 0 and `max_multipliers`, within an L1 distance `reach` of the centre. seconds: None is also returned
+    where the search takes longer.
     """
     slopes = np.stack([slope for _, slope in planes])
     rows = np.flatnonzero((slopes > 0).any(axis=0) | (centre > 0))
@@ -188,6 +192,9 @@ def greatest(
     lp.a_matrix_.start_ = np.searchsorted(column, np.arange(matrix.shape[1] + 1)).astype(np.int32)
     lp.a_matrix_.index_, lp.a_matrix_.value_ = row.astype(np.int32), matrix.T[column, row]
     highs = loaded(lp)
+    highs.setOptionValue("presolve", "off")  # with thousands of multipliers and few planes, presolve is slower than the simplex method
+    if seconds is not None:
+        highs.setOptionValue("time_limit", seconds)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None

@@ -55,7 +55,7 @@ def portion(ascent: Ascent, cutoff: float, entries: int) -> tuple[Model, float]:
         low = cutoff
     for _ in range(HALVINGS):
         middle = float(np.ceil((low + high) / 2))
-        if middle >= high:
+        if middle >= high or ascent.budget.late:
             break
         try:
             pairs = _pairs(find_slacks(ascent, middle))

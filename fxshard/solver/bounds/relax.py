@@ -43,7 +43,7 @@ class Relaxation:
         self.model, self.choices = model, choices
         self.value = np.inf if choices is None else model.evaluate(choices)
         self.bound = -np.inf
-        smaller, self.undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1)
+        smaller, self.undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1, budget)
         self.ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.take(choices), PATIENCE)
 
     def from_state(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -27,8 +28,11 @@ class Limits:
 
     def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
-        self._every = _limits(problem)
         self._least: dict[int, Least] = {}
+
+    @cached_property
+    def _every(self) -> list[tuple[str, PlacementProblem]]:
+        return _limits(self.problem)
 
     def near(self, budget: Budget) -> tuple[list[IntArray], bool]:
         """Per limit the choices that exceed it least, and whether the problem is proven infeasible."""
@@ -112,7 +116,7 @@ def _limits(problem: PlacementProblem) -> list[tuple[str, PlacementProblem]]:
 def possible(model: Model, budget: Budget) -> bool:
     """Whether a model without rows has any allowed choice; True where the budget ends first."""
     try:
-        smaller, _, _ = reduce(model)
+        smaller, _, _ = reduce(model, budget=budget)
     except Exhausted:
         return False
     if not len(smaller):

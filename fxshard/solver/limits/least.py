@@ -193,6 +193,6 @@ def _dual(relaxation: Relaxation, top: float) -> float:
     total = float(multipliers.sum())
     if total <= 0:
         return -np.inf
-    free = Ascent(without_costs(ascent.model), Budget(), lambda choices, cost: np.inf)
+    free = Ascent(without_costs(ascent.model), Budget(ascent.budget.seconds_left), lambda choices, cost: np.inf)
     bound, _, _ = free.evaluate(multipliers, PAIRS, total * NEAR)
     return top + bound / total

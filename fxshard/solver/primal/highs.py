@@ -84,6 +84,8 @@ def solve_mip(model: Model, budget: Budget) -> Answer:
     highs.setOptionValue("mip_rel_gap", 0.0)
     if np.isfinite(room):  # half a grain above the relevant costs and half a grain below the known plan
         highs.setOptionValue("objective_bound", (room - 1 + 0.5 * model.grain) * scale)
+    if budget.late:
+        return Answer(None, -np.inf)
     if budget.seconds_left is not None:
         highs.setOptionValue("time_limit", max(0.1, budget.seconds_left))
     node_work = NODE_WORK * len(columns.row) + 1

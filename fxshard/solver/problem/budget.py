@@ -62,6 +62,11 @@ class Budget:
         return self.work_left == 0.0 or self.seconds_left == 0.0
 
     @property
+    def late(self) -> bool:
+        """Whether the time limit has passed: for steps that charge no work, so that a search with a work limit does not depend on it."""
+        return self.seconds_left == 0.0
+
+    @property
     def seconds_left(self) -> float | None:
         """Seconds left, None without a time limit."""
         return None if self.time_limit is None else max(0.0, self._start + self.time_limit - time.monotonic())
@@ -72,3 +77,7 @@ class Budget:
         if self._ended:
             return 0.0
         return None if self._work_limit is None else max(0.0, self._work_limit - self._work)
+
+
+UNLIMITED = Budget()
+"""A budget that never ends, for steps that charge nothing."""

@@ -23,10 +23,14 @@ WORTH = 2.5e-10
 
 @dataclass(frozen=True)
 class Scale:
-    """factor: integer cost per real cost. margin: the most by which rounding raises a bound, in real cost."""
+    """factor: integer cost per real cost. margin: the most by which rounding raises a bound, in real cost.
+
+    floor: the sum of the least entries of all tables, in real cost; the optimum where all costs are zero.
+    """
 
     factor: float
     margin: float
+    floor: float
 
 
 def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
@@ -57,7 +61,7 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     edges = dict(zip(model.edges, integers[count:pairs], strict=True))
     transfers = Transfers(replace(t, prices=p) for t, p in zip(model.transfers, integers[pairs:], strict=True))
     scaled = replace(model, costs=integers[:count], edges=edges, transfers=transfers, constant=constant, slopes=model.slopes * factor)
-    return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin)
+    return replace(scaled, grain=float(np.floor(grain))), Scale(factor, margin, floor)
 
 
 def without_costs(model: Model) -> Model:

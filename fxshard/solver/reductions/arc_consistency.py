@@ -7,6 +7,7 @@ from collections import deque
 import numpy as np
 
 from fxshard.solver.problem.arrays import each
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Undo, keep_states
 
@@ -16,9 +17,9 @@ class ArcConsistency:
 
     name = "remove states without a partner"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The model without states that fail arc consistency."""
-        alive = supported(model)
+        alive = supported(model, budget)
         if all(each(alive, np.all)):
             return model, lambda choices: choices
         if any(not mask.any() for mask in alive):
@@ -26,14 +27,17 @@ class ArcConsistency:
         return keep_states(model, [None if mask.all() else np.flatnonzero(mask) for mask in alive])
 
 
-def supported(model: Model) -> list[np.ndarray]:
-    """Per node a mask (k_i,) of the arc-consistent states; returns at the first node without any."""
+def supported(model: Model, budget: Budget = UNLIMITED) -> list[np.ndarray]:
+    """Per node a mask (k_i,) of the arc-consistent states, at most those of finite cost; returns at the first node without any.
+
+    States that a search cut short by the clock has not tried count as consistent.
+    """
     alive = each(model.costs, np.isfinite)
     neighbours = model.neighbours()
     allowed = {pair: np.isfinite(table) for pair, table in model.edges.items()}
     queue = deque(range(len(model)))
     queued = [True] * len(model)
-    while queue:
+    while queue and not budget.late:
         node = queue.popleft()
         queued[node] = False
         for other in neighbours[node]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Pair, Undo, add_edge, drop_nodes
 
@@ -21,10 +22,10 @@ class EliminateSmallDegree:
 
     name = "eliminate nodes of degree 0, 1 and 2"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The model of the nodes with at least three neighbours, or with uses of rows."""
         work = _Eliminator(model)
-        work.run()
+        work.run(budget)
         if not work.gone:
             return model, lambda choices: choices
         shrunk = replace(model, costs=work.costs, edges=work.edges, constant=work.constant)
@@ -49,9 +50,9 @@ class _Eliminator:
         self.free = [not uses for uses in model.uses]
         self.gone: list[Eliminated] = []
 
-    def run(self) -> None:
+    def run(self, budget: Budget) -> None:
         queue = deque(n for n in range(len(self.costs)) if self.free[n] and len(self.adjacent[n]) <= 2)
-        while queue:
+        while queue and not budget.late:
             node = queue.popleft()
             if not self.free[node] or not self._fits(node):
                 continue

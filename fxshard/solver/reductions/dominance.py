@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.model import Model, Undo, keep_states
 
 MAX_CHUNK = 4_000_000
@@ -18,12 +19,12 @@ class Dominance:
 
     name = "remove dominated states"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The model without dominated states."""
         neighbours = model.neighbours()
         keep: list[IntArray | None] = [None] * len(model)
         for node, cost in enumerate(model.costs):
-            if len(cost) > 1:
+            if len(cost) > 1 and not budget.late:
                 tables = [model.table(node, other) for other in neighbours[node]]
                 beaten = _beaten(cost, tables, [use.amount for use in model.uses[node]])
                 if beaten.any():

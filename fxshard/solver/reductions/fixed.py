@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.problem.arrays import IntArray
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.model import Model, Undo, drop_nodes
 
 
@@ -15,7 +16,7 @@ class FoldFixed:
 
     name = "fold nodes with one state"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The model without the fixed nodes."""
         fixed = {node for node, cost in enumerate(model.costs) if len(cost) == 1 and not model.uses[node]}
         if not fixed:

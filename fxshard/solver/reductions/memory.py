@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Undo
 from fxshard.solver.problem.row_uses import Use
@@ -22,7 +23,7 @@ class ConstantMemory:
 
     name = "take constant memory out of the limit"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The model with every use zero for some state."""
         if not len(model.limits):
             if not any(model.uses):
@@ -55,12 +56,13 @@ class DominatedTimes:
 
     name = "drop dominated times"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The model with fewer rows."""
         if not len(model.limits):
             return model, lambda choices: choices
         keep = largest(model) > model.limits
-        _drop_implied(model, keep)
+        if not budget.late:
+            _drop_implied(model, keep)
         if keep.all():
             return model, lambda choices: choices
         position = np.concatenate([[0], np.cumsum(keep)])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Pair, Undo, add_edge, drop_nodes
 from fxshard.solver.problem.row_uses import Use
@@ -17,12 +18,12 @@ class MergeDetermined:
 
     name = "merge nodes that a neighbour determines"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The model without the nodes that are a function of another."""
         work = _Merger(model)
         queue = list(model.edges)
         while queue:
-            queue = [pair for key in queue if key in work.edges for pair in work.merge_determined(*key)]
+            queue = [pair for key in queue if key in work.edges and not budget.late for pair in work.merge_determined(*key)]
         return work.finish()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.problem.arrays import FloatArray
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Undo
 
@@ -19,7 +20,7 @@ class Normalise:
 
     name = "move certain cost to the constant"
 
-    def apply(self, model: Model) -> tuple[Model, Undo]:
+    def apply(self, model: Model, budget: Budget = UNLIMITED) -> tuple[Model, Undo]:
         """The equivalent model with nonnegative tables."""
         costs, edges, constant = list(model.costs), {}, model.constant
         for (i, j), table in model.edges.items():

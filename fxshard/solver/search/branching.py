@@ -159,6 +159,8 @@ class Branching:
             for _ in range(SETTLING_PAIRS):
                 bound = self.ascent.pair()
                 work += 2 * self.sweeper.entries
+                if self.budget.late:
+                    break
             case = replace(case, bound=max(case.bound, bound))
             if case.bound - before <= SETTLED * max(0.0, self.relaxation.cutoff - case.bound):
                 break
@@ -250,7 +252,9 @@ class Branching:
             self._sweep(PROBE_PAIRS)
 
     def _searched(self, slacks: Slacks, target: float, known: float, small: int) -> float | None:
-        """Search the pruned model below a target exactly; returns a bound on plans cheaper than `known`, None if it is too large."""
+        """Search the pruned model below a target exactly; returns a bound on plans cheaper than `known`, None if too large or late."""
+        if self.budget.late:
+            return None
         alive = np.asarray([np.isfinite(costs).sum() for costs in slacks.costs])
         ends = self.sweeper.wiring.ends
         if (alive[ends[0]] * alive[ends[1]]).sum() > small:

@@ -99,8 +99,11 @@ def search_tables(
     """Search a model without transfers: (choices that cost less than `known`, if found, and a lower bound on all such choices).
 
     The bound is at least `known` where there are none, and `inf` where no choice is allowed and `known` is `inf`. grows: continue until
-    proven or the budget ends; otherwise the search also stops when further progress is expensive.
+    proven or the budget ends; otherwise the search also stops when further progress is expensive. Once the time limit has passed,
+    nothing is searched, and the bound is `-inf`.
     """
+    if budget.late:
+        return None, -np.inf
     try:
         model, undo, history = reduce(model, budget=budget)
     except Exhausted:

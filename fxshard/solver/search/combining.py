@@ -75,8 +75,10 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
         left = Relaxation(smaller, None, budget)
         for _ in range(PAIRS):
             left.ascent.pair()
+            if budget.late:
+                return True
         tables, back = left.below(relaxation.cutoff)
-        if tables.entries > ENTRIES or too_large(reduce(tables)[0], budget):
+        if tables.entries > ENTRIES or too_large(reduce(tables, budget=budget)[0], budget):
             return False
         found, _ = search(tables, relaxation.value, budget)
     except Exhausted:

@@ -70,6 +70,8 @@ class ComponentSearch:
 
     def run(self) -> None:
         """Search until proven, until all methods are exhausted, or until the budget ends."""
+        if self.budget.late:
+            return
         stage = _Stage(self.model, lambda choices: choices)
         try:
             for _ in range(FIRST_ROUNDS):
@@ -97,6 +99,8 @@ class ComponentSearch:
             try:
                 left, target = portion(ascent, top, pairs)
                 part = self._reduce(stage.then(replace(left, cutoff=model.cutoff)))
+                if self.budget.late:
+                    return
                 if too_large(part.model, self.budget):
                     self.budget.end()
                     return
@@ -126,7 +130,7 @@ class ComponentSearch:
         """Search the choices of some nodes with all others fixed; whether the search was complete."""
         assert self.choices is not None
         try:
-            model, undo, _ = reduce(freed(self.model, self.choices, nodes))
+            model, undo, _ = reduce(freed(self.model, self.choices, nodes), budget=budget)
         except Exhausted:
             return True
         part = ComponentSearch(replace(model, constant=0.0), budget.part(SEARCH_WORK))
@@ -158,7 +162,7 @@ class ComponentSearch:
         return self._reduce(stage.then(prune(ascent)))
 
     def _reduce(self, stage: _Stage) -> _Stage:
-        smaller, undo, _ = reduce(stage.model, rounds=2)
+        smaller, undo, _ = reduce(stage.model, rounds=2, budget=self.budget)
         return stage.then(smaller, undo)
 
     def _finish(self, stage: _Stage) -> bool:

@@ -7,18 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem
+from fxshard.solver.problem.budget import UNLIMITED, Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model
 from fxshard.solver.reductions import REDUCTIONS, Step, reduce
+from tests.solver.clocks import Looks
 from tests.solver.problems import integer_model, optimum, plans, problems
 
 
-def check(step: Step, model: Model) -> None:
+def check(step: Step, model: Model, budget: Budget = UNLIMITED) -> None:
     best = optimum(model)
     try:
-        smaller, undo = step.apply(model)
+        smaller, undo = step.apply(model, budget)
     except Exhausted:
         assert np.isinf(best)
         return
@@ -47,6 +50,13 @@ def test_after_all_others(step: Step, problem: PlacementProblem) -> None:
     check(step, model)
 
 
+@pytest.mark.parametrize("step", REDUCTIONS, ids=lambda step: step.name)
+@settings(max_examples=30)
+@given(problem=problems(memory=True, most=4), looks=st.integers(0, 8))
+def test_cut_by_the_clock(step: Step, problem: PlacementProblem, looks: int) -> None:
+    check(step, integer_model(problem), Looks(looks))
+
+
 @settings(max_examples=60)
 @given(problem=problems(memory=True, most=5))
 def test_with_a_cutoff_cheaper_plans_stay(problem: PlacementProblem) -> None:
@@ -68,7 +78,8 @@ def test_no_forbidden_state_is_left() -> None:
         pairs = [(i, j) for i in range(14) for j in range(i) if rng.random() < 0.25]
         tables = [np.where(rng.random((4, 4)) < 0.4, np.inf, rng.integers(0, 50, (4, 4))) for _ in pairs]
         try:
-            model = reduce(integer_model(PlacementProblem((np.zeros(4),) * 14, tuple(pairs), tuple(tables))), rounds=1)[0]
+            whole = integer_model(PlacementProblem((np.zeros(4),) * 14, tuple(pairs), tuple(tables)))
+            model = reduce(whole, rounds=1, budget=Looks(5 * seed) if seed % 2 else UNLIMITED)[0]
         except Exhausted:
             continue
         assert all(np.isfinite(cost).all() for cost in model.costs)
