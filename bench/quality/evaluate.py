@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from bench.quality.kernels import COLLECTIVES, base, is_view, kind_of, size, times
+from bench.quality.kernels import COLLECTIVES, IMBALANCE, base, is_view, kind_of, size, times
 from bench.quality.prices import OVERLAP, Device, collective_time, group_of
 
 AHEAD = 8
@@ -77,8 +77,11 @@ def evaluated(graph: fx.Graph, parameters: frozenset[str], mesh: Mapping[str, in
 
 def _communication(node: fx.Node, mesh: Mapping[str, int], on: Device) -> float:
     kind, axis, operand = COLLECTIVES[kind_of(node)], str(node.args[-1]), node.all_input_nodes[0]
-    buffer = size(node) if kind == "all_gather" else size(operand)
-    return collective_time(on, kind, group_of(tuple(mesh.values()), list(mesh).index(axis)), buffer)
+    group = group_of(tuple(mesh.values()), list(mesh).index(axis))
+    buffer = float(size(node) if kind == "all_gather" else size(operand))
+    if kind_of(node) in ("dispatch", "combine"):  # rows of experts: those of the busiest rank; a combine has room for the rows of all
+        buffer *= IMBALANCE / (group.ranks if kind_of(node) == "combine" else 1)
+    return collective_time(on, kind, group, buffer)
 
 
 def _is_of_parameter(node: fx.Node, parameters: frozenset[str]) -> bool:

@@ -13,8 +13,19 @@ from bench.quality.prices import KERNEL, Device, arithmetic_time, attention_time
 
 VIEWS = {"view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "alias"}
 VIEWS |= {"detach", "split", "split_with_sizes", "wait_tensor", "axis_index"}
-PRODUCTS = {"einsum", "sdpa", "sdpa_backward", "convolution", "convolution_backward", "expert_linear", "expert_outer"}
-FUSES = {"_to_copy", "convert_element_type", "cat", "stack", "constant_pad_nd", "index_select", "clone", "slice_backward", "select_backward"}
+BLOCKS = {"block_attention", "block_attention_backward"}
+PRODUCTS = BLOCKS | {"einsum", "sdpa", "sdpa_backward", "convolution", "convolution_backward", "expert_linear", "expert_outer"}
+FUSES = {
+    "_to_copy",
+    "convert_element_type",
+    "cat",
+    "stack",
+    "constant_pad_nd",
+    "index_select",
+    "clone",
+    "slice_backward",
+    "select_backward",
+}
 LOOKUPS = {"embedding", "index_select", "gather", "index"}
 """They read the rows that they return, not the whole operand."""
 COLLECTIVES = {
@@ -22,6 +33,10 @@ COLLECTIVES = {
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
+    "dispatch": "all_to_all",
+    "combine": "all_to_all",
+    "shift": "shift",
+    "zigzag": "shift",
 }
 EXPERTS, IMBALANCE = 32, 1.25
 """Experts of ``bench.quality.models.moe``; rows of the busiest rank's experts over the mean, where they are sharded (docs/experts.md)."""
@@ -47,8 +62,10 @@ def size(node: fx.Node) -> int:
 
 def is_packing(node: fx.Node) -> bool:
     """Whether it copies parts of one value for a collective, or puts them together after it; the collective's time has them."""
-    return kind_of(node) in ("cat", "stack") and len({base(one) for one in node.all_input_nodes}) == 1 and all(
-        kind_of(one) in ("slice", "select", "") for one in node.all_input_nodes
+    return (
+        kind_of(node) in ("cat", "stack")
+        and len({base(one) for one in node.all_input_nodes}) == 1
+        and all(kind_of(one) in ("slice", "select", "") for one in node.all_input_nodes)
     )
 
 
@@ -114,10 +131,14 @@ def _einsum(node: fx.Node, on: Device) -> float:
 
 
 def _attention(node: fx.Node, on: Device) -> float:
-    """Two products forward, five backward; of causal scores, those that are seen."""
-    backward = kind_of(node) == "sdpa_backward"
+    """Two products forward, five backward; of causal scores, those that the last rank sees."""
+    backward = kind_of(node).endswith("_backward")
     q, k = _shapes(node, int(backward), 1 + int(backward))
-    scores = q[-2] * k[-2] / (2 if node.args[7 if backward else 4] is True else 1)
+    scores = float(q[-2] * k[-2])
+    if kind_of(node) in BLOCKS:  # keys dealt head to tail, half of which are seen, or those of the last queries
+        scores = scores / 2 if node.args[7 if backward else 4] is not None else scores - (q[-2] ** 2 / 2 if k[-2] > q[-2] else 0)
+    elif node.args[7 if backward else 4] is True:
+        scores /= 2
     return attention_time(on, _item(node), (5 if backward else 2) * 2 * math.prod(q[:-2]) * q[-1] * scores, k[-2], backward)
 
 
@@ -143,6 +164,8 @@ ARITHMETIC: dict[str, Callable[[fx.Node, Device], float]] = {
     "einsum": _einsum,
     "sdpa": _attention,
     "sdpa_backward": _attention,
+    "block_attention": _attention,
+    "block_attention_backward": _attention,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "expert_linear": _experts,

@@ -79,7 +79,7 @@ def rows(graph: PlanningGraph, model: str, mesh: str, preset: str, plans: tuple[
 
 
 def planned(graph: PlanningGraph, mesh: Mesh, plan: str) -> ShardingPlan:
-    """The plan of that name. Inputs and outputs are laid out as the plan likes: the solver's plan has no constraint that a known one lacks."""
+    """The plan of that name. Inputs and outputs are laid out as it likes: the solver has no constraint that a known plan lacks."""
     options = _options(graph, mesh, plan)
     words = read_parallel(options.get("parallel"), mesh)
     return plan_graph(graph, mesh, Request(pins=options.get("pins"), parallel=words, cache=False))

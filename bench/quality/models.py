@@ -1,4 +1,4 @@
-"""Ten models of realistic widths and few layers with their training loss, without weights: ``MODELS[name]()`` gives (model, args, kwargs)."""
+"""Ten models of realistic widths and few layers with their loss, without weights: ``MODELS[name]()`` gives (model, args, kwargs)."""
 
 from __future__ import annotations
 
@@ -163,6 +163,4 @@ def embedding() -> Case:
         return Recommender().to(BFLOAT16), (_tokens(32, 8192), _tokens(8192, 1)[0]), {}
 
 
-MODELS: dict[str, Callable[[], Case]] = {
-    make.__name__: make for make in (llama, gpt2, bert, t5, vit, cnn, moe, mamba, mlp, embedding)
-}
+MODELS: dict[str, Callable[[], Case]] = {make.__name__: make for make in (llama, gpt2, bert, t5, vit, cnn, moe, mamba, mlp, embedding)}

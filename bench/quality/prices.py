@@ -95,9 +95,11 @@ def group_of(shape: tuple[int, ...], axis: int) -> Group:
 
 def collective_time(on: Device, kind: str, group: Group, size: float) -> float:
     """NCCL's tuner: the least of all algorithms and protocols on a buffer of ``size`` bytes (what an all-reduce reduces, an all-gather
-    gathers, a reduce-scatter scatters, a rank holds in an all-to-all)."""
+    gathers, a reduce-scatter scatters, a rank holds in an all-to-all). A shift is one hop of all of it."""
     if kind == "all_to_all":
         return LAUNCH + _exchange(on, group, size)
+    if kind == "shift":
+        return LAUNCH + (1.9 if group.nodes == 1 else 4.0) + size / (on.inside if group.nodes == 1 else on.card)
     found = min(_rings(on, kind, group, size))
     if kind == "all_reduce":
         parts = sum(min(_rings(on, one, group, size)) for one in ("reduce_scatter", "all_gather")) + LAUNCH
