@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from bench.quality.kernels import COLLECTIVES, IMBALANCE, base, is_view, kind_of, size, times
+from bench.quality.kernels import COLLECTIVES, IMBALANCE, base, copies, is_view, kind_of, size, times
 from bench.quality.prices import OVERLAP, Device, collective_time, group_of
 
 AHEAD = 8
@@ -20,11 +20,13 @@ AHEAD = 8
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Microseconds of a step: of its kernels, of all its collectives, and of those that kernels hide."""
+    """Microseconds of a step: of its kernels, of all its collectives, of those that kernels hide, and of copies that pack for collectives,
+    which have no price in docs/hardware.md and do not count in ``total``."""
 
     compute: float
     communication: float
     hidden: float
+    copies: float
 
     @property
     def total(self) -> float:
@@ -72,7 +74,7 @@ def evaluated(graph: fx.Graph, parameters: frozenset[str], mesh: Mapping[str, in
             clock.stop(transfers[one])
         clock.running += [transfers[one] for one in starts.get(k, ())]
         clock.compute(kernels.get(node, 0.0))
-    return Evaluated(sum(kernels.values()), sum(moved.values()), clock.hidden)
+    return Evaluated(sum(kernels.values()), sum(moved.values()), clock.hidden, copies(graph, on))
 
 
 def _communication(node: fx.Node, mesh: Mapping[str, int], on: Device) -> float:

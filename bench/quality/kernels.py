@@ -61,12 +61,18 @@ def size(node: fx.Node) -> int:
 
 
 def is_packing(node: fx.Node) -> bool:
-    """Whether it copies parts of one value for a collective, or puts them together after it; the collective's time has them."""
+    """Whether it copies a value for a collective, or puts it together after one: along dims other than the first, and in all-to-alls."""
+    kind, read = kind_of(node), node.all_input_nodes
+    if kind == "clone":
+        return kind_of(base(read[0])) in COLLECTIVES or any(kind_of(one) in COLLECTIVES for one in _readers(node))
     return (
-        kind_of(node) in ("cat", "stack")
-        and len({base(one) for one in node.all_input_nodes}) == 1
-        and all(kind_of(one) in ("slice", "select", "") for one in node.all_input_nodes)
+        kind in ("cat", "stack") and len({base(one) for one in read}) == 1 and all(kind_of(one) in ("slice", "select", "") for one in read)
     )
+
+
+def copies(graph: fx.Graph, on: Device) -> float:
+    """Microseconds of all packing, if each copy is a kernel of its own; docs/hardware.md does not price it."""
+    return sum(KERNEL + 2 * size(node) / on.memory for node in graph.nodes if is_packing(node))
 
 
 def is_view(node: fx.Node) -> bool:
@@ -236,7 +242,7 @@ def _numel(node: fx.Node) -> int:
 
 def _readers(node: fx.Node) -> Iterable[fx.Node]:
     for one in node.users:
-        if is_view(one):
+        if one.target is operator.getitem or kind_of(one) in VIEWS:
             yield from _readers(one)
         else:
             yield one

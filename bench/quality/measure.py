@@ -32,7 +32,7 @@ KNOWN = ("ddp", "fsdp", "hsdp", "megatron", "megatron+sp", FSDP_TP)
 
 @dataclass(frozen=True)
 class Row:
-    """A plan of a model on a mesh. ``objective``: fxshard's price; the others are the evaluator's, in microseconds; ``seconds`` of processor
+    """A plan of a model on a mesh. ``objective``: fxshard's price; the others are the evaluator's, in microseconds; ``seconds``: processor
     time. ``failed``: why there is no plan."""
 
     model: str
@@ -44,6 +44,7 @@ class Row:
     compute: float = 0.0
     communication: float = 0.0
     hidden: float = 0.0
+    copies: float = 0.0
     total: float = 0.0
     seconds: float = 0.0
     failed: str = ""
@@ -74,7 +75,7 @@ def rows(graph: PlanningGraph, model: str, mesh: str, preset: str, plans: tuple[
             continue
         local = lower(graph, found).local((0,) * on.ndim).graph
         cost = evaluated(local, parameters(graph), MESHES[mesh], DEVICES[preset])
-        times = (found.objective, found.gap, cost.compute, cost.communication, cost.hidden, cost.total)
+        times = (found.objective, found.gap, cost.compute, cost.communication, cost.hidden, cost.copies, cost.total)
         yield Row(model, mesh, preset, plan, *(round(one, 6) for one in times), round(time.process_time() - start, 2))
 
 
