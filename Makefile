@@ -36,7 +36,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu solver fuzz mutants lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu solver quality fuzz mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -83,6 +83,9 @@ $(TRITON)/.installed: $(STAMP)
 
 solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.solver
+
+quality: $(STAMP) ## ten models on five meshes, auto beside known plans, evaluated without fxshard's prices (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.quality $(QUALITY_ARGS)
 
 fuzz: $(STAMP) ## 10,000 mutated programs, plans, checkpoints, hardware and solver files: refused or equal (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.fuzz $(FUZZ_ARGS)
