@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,9 @@ def compile_ahead(module: fx.GraphModule) -> tuple[bytes, bytes, dict[str, str]]
     pack.pack_in_place(module.graph)
     module.recompile()
     inputs = tuple(n.meta["val"] for n in module.graph.nodes if n.op == "placeholder")
-    files = [Path(str(one)) for one in aot_compile(module, inputs, options=OPTIONS)]
+    with warnings.catch_warnings():  # of torch about calls of its own
+        warnings.simplefilter("ignore", FutureWarning)
+        files = [Path(str(one)) for one in aot_compile(module, inputs, options=OPTIONS)]
     library, calls, said = (
         next(one for one in files if one.name.endswith(end)) for end in (".wrapper.so", ".wrapper.json", ".wrapper_metadata.json")
     )
