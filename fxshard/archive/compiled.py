@@ -92,5 +92,3 @@ def read_compiled(container: Container, program: ShardedProgram) -> dict[str, Co
             raise FileError(f"the compiled code writes inputs {metadata[WRITTEN]!r:.40}, which there are not", where=where, remedy=REMAKE)
         found[name] = CompiledModel(library, calls, metadata)
     return found
-
-

@@ -49,7 +49,7 @@ from fxshard.shapes import evaluate_all, first_broken
 
 log = logging.getLogger("fxshard")
 REPLAN = "export it for this mesh; or export with replan=True (--replan), then it runs on any mesh"
-AHEAD, OTHERS = "aot_inductor", "bind it with compiler=\"inductor\" or \"eager\""
+AHEAD, OTHERS = "aot_inductor", 'bind it with compiler="inductor" or "eager"'
 WEIGHTS = ("inside", "per-rank", "none")
 """Where ``save`` puts the weights."""
 

@@ -1,7 +1,7 @@
-"""Private names of torch (2.13): graphs compiled to shared libraries by AOTInductor, and the loader that runs them.
+"""Private names of torch (2.13): graphs compiled to shared libraries by AOTInductor, and their loader.
 
-What would replace it: a public function that compiles an aten graph with collectives, rather than an ``ExportedProgram``, and a public loader
-of one model.
+What would replace it: a public function that compiles an aten graph with collectives, rather than an ``ExportedProgram``, and a public
+loader of one model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,7 +50,8 @@ def group_names(sizes: Mapping[str, int]) -> Iterator[None]:
     """Within it, torch knows groups of these names and sizes, of which it asks only the size; without a process group."""
     from torch._C._distributed_c10d import ProcessGroup, _register_process_group, _unregister_process_group
 
-    groups = {name: ProcessGroup(0, size) for name, size in sizes.items()}  # the registry does not keep them alive
+    make: Any = ProcessGroup
+    groups = {name: make(0, size) for name, size in sizes.items()}  # the registry does not keep them alive
     registered: list[str] = []
     try:
         for name, group in groups.items():
