@@ -274,7 +274,7 @@ def export(
         lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
     else:
         lowered = lower_plan(graph, plan, dump, rng, without)
-    return ExportedProgram.of(lowered, weights, planning=planning, compiled=compile_ahead(lowered, target) if target else {})
+    return ExportedProgram.of(lowered, weights, planning=planning, compiled=compile_ahead(lowered, target) if target else None)
 
 
 def _compiled_for(aot_inductor: bool | str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fxshard.archive.container import COMPILED, Container, compiled_entry, graph_name
+from fxshard.archive.container import COMPILED, RUNNER, Container, compiled_entry, graph_name
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, parse_json, write_json
 from fxshard.program.sharded_program import ShardedProgram
@@ -45,6 +45,20 @@ class CompiledModel:
         return self.metadata.get("AOTI_DEVICE_KEY", "cpu")
 
 
+@dataclass(frozen=True)
+class CompiledCode:
+    """The ``models`` of a program by name, and the library by which Python runs them (``runner``)."""
+
+    models: Mapping[str, CompiledModel]
+    runner: bytes
+
+    def entries(self) -> dict[str, bytes]:
+        found = {RUNNER: self.runner}
+        for name, model in self.models.items():
+            found |= model.entries(name)
+        return found
+
+
 def model_names(program: ShardedProgram) -> dict[tuple[int, ...], str]:
     """The model that each rank runs, by coordinate."""
     names = {size_class: graph_name(number) for number, size_class in enumerate(program.modules)}
@@ -75,8 +89,10 @@ def axes_of(metadata: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(row[2] for row in rows if row[0] == AXIS_INDEX and len(row) == 3)
 
 
-def read_compiled(container: Container, program: ShardedProgram) -> dict[str, CompiledModel]:
-    """The compiled models of a program's file by name, empty if it has none; raises FileError if they are not those of ``program``."""
+def read_compiled(container: Container, program: ShardedProgram) -> CompiledCode | None:
+    """The compiled code in a program's file, None if it has none; raises FileError if it is not that of ``program``."""
+    if not container.has(RUNNER):
+        return None
     found: dict[str, CompiledModel] = {}
     for name in sorted(set(model_names(program).values())):
         entries = [compiled_entry(name, end) for end in COMPILED]
@@ -91,4 +107,4 @@ def read_compiled(container: Container, program: ShardedProgram) -> dict[str, Co
         if not all(one.isdecimal() and int(one) < len(program.inputs) for one in metadata.get(WRITTEN, "").split()):
             raise FileError(f"the compiled code writes inputs {metadata[WRITTEN]!r:.40}, which there are not", where=where, remedy=REMAKE)
         found[name] = CompiledModel(library, calls, metadata)
-    return found
+    return CompiledCode(found, container.read(RUNNER))

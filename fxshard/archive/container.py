@@ -23,7 +23,7 @@ FORMAT, VERSION = "fxshard-program", 3
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 PLANNING, PLANNED_GRAPH = "extra/fxshard/planning.json", "extra/fxshard/planning_graph.json"
-WEIGHTS = "fxshard/weights.safetensors"
+WEIGHTS, RUNNER = "fxshard/weights.safetensors", "fxshard/compiled_runner.so"
 _TORCH = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"6\n"}
 _BESIDE_GRAPH = {
     "data/weights/{}_weights_config.json": b'{"config": {}}',
@@ -34,7 +34,7 @@ _ALLOWED = re.compile(
     r"archive_format|archive_version|byteorder|\.data/version|extra/fxshard/(manifest|plan|program|planning|planning_graph)\.json|fxshard/weights\.safetensors"
     r"|models/model(_\d{1,6})?\.json|data/weights/model(_\d{1,6})?_weights_config\.json"
     r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
-    r"|data/aotinductor/(?P<compiled>model(_\d{1,6})?)/(?P=compiled)\.wrapper(\.so|\.json|_metadata\.json)"
+    r"|fxshard/compiled_runner\.so|data/aotinductor/(?P<compiled>model(_\d{1,6})?)/(?P=compiled)\.wrapper(\.so|\.json|_metadata\.json)"
 )
 COMPILED = (".so", ".json", "_metadata.json")
 """How the names of the entries of compiled code end: the library, the operators that it calls through torch, and what is said of it."""
@@ -176,7 +176,7 @@ class Container:
 
     def _compiled(self, graphs: Sequence[str]) -> set[str]:
         """The entries of compiled code that a program with these graphs has: all or none."""
-        entries = {compiled_entry(name, end) for name in graphs for end in COMPILED}
+        entries = {RUNNER, *(compiled_entry(name, end) for name in graphs for end in COMPILED)}
         return entries if entries & set(self.listed) else set()
 
     @contextmanager

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
-from fxshard.archive.compiled import CompiledModel
+from fxshard.archive.compiled import CompiledCode
 from fxshard.archive.planning import Planning
 from fxshard.archive.weights import select_weights
 from fxshard.errors import FileError, FxshardError, OptionError, PlanError, RunError, SizesError
@@ -57,13 +57,13 @@ WEIGHTS = ("inside", "per-rank", "none")
 @dataclass(frozen=True)
 class ExportedProgram(ShardedProgram):
     """A program with its ``weights``: whole parameters and buffers by the model's names; empty if it has none, or if each rank's are in a
-    file of their own (``rank_files``). ``planning``: what it was planned from, if it can be planned for other meshes. ``compiled``: the
-    code of each size class, if it was compiled ahead of time."""
+    file of their own (``rank_files``). ``planning``: what it was planned from, if it can be planned for other meshes. ``compiled``: its
+    code, if it was compiled ahead of time."""
 
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     rank_files: RankFiles | None = field(default=None, compare=False, repr=False)
     planning: Planning | None = field(default=None, compare=False, repr=False)
-    compiled: Mapping[str, CompiledModel] = field(default_factory=dict, compare=False, repr=False)
+    compiled: CompiledCode | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, program: ShardedProgram, weights: Mapping[str, torch.Tensor], **beside: Any) -> ExportedProgram:
@@ -168,7 +168,7 @@ class ExportedProgram(ShardedProgram):
         values, beside = dict(weights or self.weights), None if weights else self.rank_files
         check_number("timeout", timeout, optional=False)
         check_flag("debug", debug)
-        if ahead and not self.compiled:
+        if ahead and self.compiled is None:
             raise PlanError("the program holds no compiled code", where="compiler", remedy=f"export it with aot_inductor=True, or {OTHERS}")
         if not fits(self, device_mesh):
             if self.planning is None or ahead:
@@ -182,7 +182,7 @@ class ExportedProgram(ShardedProgram):
         bound = bind(self, device_mesh, device)
         if beside is not None:
             values = beside.on_mesh(self, device_mesh, bound.device)
-        if ahead:
+        if ahead and self.compiled is not None:
             return BoundModule(self, values, bound, partial(load_program, self.compiled, timeout=timeout))
         return BoundModule(self, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
 

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     serving, model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)).double(), Regression().double()
     x, y = torch.randn(4, 6).double(), torch.randn(4, 3).double()
     program = fxshard.export(serving, (x,), mesh, pins={"0.weight": "S(0)"}, aot_inductor="cpu")
-    assert program.collectives and len(program.modules) == len(program.compiled) == 2
+    assert program.collectives and program.compiled is not None and len(program.modules) == len(program.compiled.models) == 2
     program.save(path / "serving.pt2")
     adamw = torch.optim.AdamW(model.parameters(), lr=0.01)
     step = fxshard.export(model, (x, y), mesh, pins={"up.weight": "S(0)"}, train=True, optimizer=adamw, aot_inductor="cpu")

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import fxshard
-from fxshard.archive.compiled import CPU_FLAGS, WRITTEN, CompiledModel, describe
+from fxshard.archive.compiled import CPU_FLAGS, WRITTEN, CompiledCode, CompiledModel, describe
 from fxshard.errors import FileError, FxshardError, OptionError, PlanError, RunError
 from fxshard.runtime.exported import ExportedProgram
 from tests.archive.hostile import edited, entries, pack
@@ -31,7 +31,9 @@ def program(**options: Any) -> ExportedProgram:
 def with_code(**said: str) -> ExportedProgram:
     """A program with a library that is none."""
     made = program()
-    return replace(made, compiled={"model": CompiledModel(b"no library", b"{}", MACHINE | describe(made, ()) | said)})
+    return replace(
+        made, compiled=CompiledCode({"model": CompiledModel(b"no library", b"{}", MACHINE | describe(made, ()) | said)}, b"none")
+    )
 
 
 class Rotated(nn.Module):

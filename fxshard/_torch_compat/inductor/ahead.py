@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fxshard._torch_compat.inductor import pack
+from fxshard._torch_compat.inductor.compiled_runner import load_runner
 
 if TYPE_CHECKING:
     from torch import fx
@@ -63,23 +64,27 @@ def group_names(sizes: Mapping[str, int]) -> Iterator[None]:
             _unregister_process_group(name)
 
 
-def load_model(files: Mapping[str, bytes], name: str, device_index: int = -1) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """A function of a list of tensors, which it empties, from the entries of a compiled package; ``name``: the model to load.
+def load_model(
+    files: Mapping[str, bytes], name: str, runner: bytes, device_index: int = -1
+) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """A function of a list of tensors, which it empties, from the entries of a compiled package; ``name``: the model to load. ``runner``:
+    from ``build_runner``.
 
-    Runs the library's own code. Raises RuntimeError if it cannot be loaded. The function holds Python's lock.
+    Runs the libraries' own code. Raises RuntimeError or OSError if they cannot be loaded.
     """
-    from torch._C._aoti import AOTIModelPackageLoader
-
+    operators = load_runner(runner)
     with tempfile.TemporaryDirectory(prefix="fxshard.") as folder:
         for entry, data in files.items():
             path = Path(folder) / entry
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        loader = AOTIModelPackageLoader(folder, name, False, 1, device_index)
+        model = operators.load(folder, name, device_index)
+
+    run_model = operators.run.default
 
     def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        given = list(inputs)
+        results: Sequence[torch.Tensor] = run_model(inputs, model)
         inputs.clear()
-        return loader.boxed_run(given)
+        return results
 
     return run

@@ -12,7 +12,8 @@ from torch import fx
 from fxshard._torch_compat import OpOverload
 from fxshard._torch_compat.inductor.ahead import compile_ahead as compile_graph
 from fxshard._torch_compat.inductor.ahead import group_names
-from fxshard.archive.compiled import CPU_FLAGS, WRITTEN, CompiledModel, describe, model_names
+from fxshard._torch_compat.inductor.compiled_runner import build_runner
+from fxshard.archive.compiled import CPU_FLAGS, WRITTEN, CompiledCode, CompiledModel, describe, model_names
 from fxshard.errors import OptionError, RunError
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.compile.compiled import without_autocast
@@ -32,8 +33,8 @@ ARM = ("asimd", "sve", "sme", "i8mm", "bf16", "fphp", "sha", "crc32", "atomics")
 """How Linux's names of the instructions begin that a compiler uses for the machine on which it runs."""
 
 
-def compile_ahead(program: ShardedProgram, device: str) -> dict[str, CompiledModel]:
-    """The models of ``program`` by name, for ``"cpu"`` or ``"cuda"``.
+def compile_ahead(program: ShardedProgram, device: str) -> CompiledCode:
+    """The code of ``program``, for ``"cpu"`` or ``"cuda"``.
 
     Needs a C++ compiler; a minute or so per size class. Raises OptionError for a program that compiled code cannot hold: of dynamic sizes,
     with a backward apart from a step, or with operators that are written in Python.
@@ -50,7 +51,15 @@ def compile_ahead(program: ShardedProgram, device: str) -> dict[str, CompiledMod
             log.info("compiling %s of the ranks like %s ahead of time", name, coordinate)
             with group_names(dict(zip(mesh.axis_names, mesh.shape, strict=True))), without_autocast(device):
                 models[name] = _compiled(program, coordinate, torch.device(device))
-    return models
+    return CompiledCode(models, _built_runner())
+
+
+def _built_runner() -> bytes:
+    try:
+        return build_runner()
+    except (OSError, RuntimeError) as error:
+        what = f"the library that runs compiled code cannot be built: {str(error).splitlines()[0]}"
+        raise RunError(what, remedy="name a C++ compiler in CXX; make prerequisites says what is missing") from error
 
 
 def _compiled(program: ShardedProgram, coordinate: tuple[int, ...], device: torch.device) -> CompiledModel:

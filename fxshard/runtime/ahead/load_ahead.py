@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from weakref import ref
 
 from fxshard._torch_compat.groups import register_group_alias, unregister_group
 from fxshard._torch_compat.inductor.ahead import load_model
-from fxshard.archive.compiled import CPU_FLAGS, CompiledModel, axes_of, model_names
+from fxshard.archive.compiled import CPU_FLAGS, CompiledCode, CompiledModel, axes_of, model_names
 from fxshard.archive.container import fixed_entries
 from fxshard.errors import RunError
 from fxshard.passes.after_lowering.forward_backward import forward_results
@@ -25,24 +24,26 @@ _GROUPS: dict[str, ref[Any]] = {}
 """The group that is registered under the name of an axis; compiled code finds groups by these names."""
 
 
-def load_program(models: Mapping[str, CompiledModel], bound: BoundProgram, timeout: float = TIMEOUT) -> CompiledProgram:
-    """``bound`` by its rank's model of ``models``.
+def load_program(code: CompiledCode, bound: BoundProgram, timeout: float = TIMEOUT) -> CompiledProgram:
+    """``bound`` by its rank's model in ``code``.
 
     Raises RunError for code of another kind of machine or device, or if another mesh of this process has an axis of the same name.
     """
     name = model_names(bound.program)[bound.coordinate]
-    _check_machine(models[name], bound)
+    _check_machine(code.models[name], bound)
     _register_axes(bound)
-    compiled = CompiledProgram(bound, partial(_artefact, models[name], name, bound), Watchdog(bound, timeout))
+    compiled = CompiledProgram(bound, partial(_artefact, code, name, bound), Watchdog(bound, timeout))
     compiled.compile()
     return compiled
 
 
-def _artefact(model: CompiledModel, name: str, bound: BoundProgram) -> Artefact:
-    files = {**fixed_entries(()), **model.entries(name)}
+def _artefact(code: CompiledCode, name: str, bound: BoundProgram) -> Artefact:
+    model = code.models[name]
     try:
-        run = load_model(files, name, -1 if bound.device.index is None else bound.device.index)
-    except RuntimeError as error:
+        run = load_model(
+            {**fixed_entries(()), **model.entries(name)}, name, code.runner, -1 if bound.device.index is None else bound.device.index
+        )
+    except (OSError, RuntimeError) as error:
         raise RunError(f"the compiled code cannot be loaded: {str(error).splitlines()[0]}", remedy=AGAIN) from error
     return Artefact(run, None, forward_results(bound.program), (), (), (), (), (), lambda: (bound.module,), model.written)
 
