@@ -16,7 +16,7 @@ from torch import nn
 import fxshard
 from tests.distributed.fresh import ROOT, run_fresh
 
-STEPS = {"serving": 1, "step": 3, "apart": 3}
+STEPS = {"serving": 30, "step": 3, "apart": 3}
 RANK = f"""
 for name, steps in {STEPS}.items():
     program, inputs = fxshard.load(f"{{folder}}/{{name}}.pt2"), load_file(f"{{folder}}/{{name}}.in.safetensors")
