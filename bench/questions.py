@@ -17,7 +17,7 @@ import torch
 from tabulate import tabulate
 
 import fxshard
-from fxshard.cli.factory import load_model
+from fxshard.cli.arguments.factory import load_model
 from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.planning.choose import allowance, solved
 from fxshard.passes.planning.formulate import formulate

@@ -22,11 +22,12 @@ from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.passes.pipeline import Compilation, Request, lower_plan, make_plan, trace_model
 from fxshard.passes.planning.origin import Origin
 from fxshard.passes.planning.sizes_of_plan import check_legal
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision, check_runs
 from fxshard.passes.trace.optimizer_step import with_step
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.comparison import Comparison, compare
 from fxshard.plans.constraints import Constraint, check_constraints
+from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -62,6 +63,7 @@ def plan(
     dynamic_shapes: Any = None,
     example_sizes: Any = None,
     parallel: Any = None,
+    offload: Any = False,
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
@@ -88,7 +90,8 @@ def plan(
             instance of ``torch.optim``, or a ``fxshard.Optimizer``, which also gives the dtype of the state.
         cache: whether to use a plan that an earlier call with equal arguments stored on disk, and to store this one. The folder is
             ``FXSHARD_CACHE_DIR``, by default ``~/.cache/fxshard``; ``FXSHARD_CACHE=0`` switches the cache off for all calls.
-        mixed_precision: dtypes in which to compute and to reduce gradients; parameters and gradients keep theirs.
+        mixed_precision: dtypes in which to compute and to reduce gradients; parameters and gradients keep theirs. With its
+            ``gathers="fp8"`` the plan can be compared, but not run.
         dynamic_shapes: dims whose sizes may change, in the form of ``torch.export`` or by path:
             ``{"args[0]": {0: Dim("batch"), 1: "seq"}}``. Dims marked by ``mark_dynamic`` are dynamic too. The plan is optimised for the
             example's sizes, but uses only placements that are legal at other sizes too; ``plan.at(batch=4)`` gives its cost there
@@ -97,6 +100,8 @@ def plan(
             the dims or mappings by name, ``[(8, 2048), (64, 1)]``, or pairs of sizes and a weight, ``[((8, 2048), 3), ((64, 1), 1)]``.
         parallel: one-word plans by axis, ``{"dp": FullyShard(), "tp": "auto"}`` (fxshard.plans.parallel, docs/parallel-styles.md). They say
             a few layouts; pins and layouts given for the same tensor and axis count instead, and the solver chooses the rest.
+        offload: what the solver may hold in the memory of the host to keep the ``memory_limit``, for each parameter: ``"optimizer"``, the
+            state of its optimiser; ``"parameters"``, the parameter too; both in a tuple, or True (docs/memory.md).
 
     The plan keeps what it was made from, so that ``plan.explain(name)`` can say what other layouts would cost. Copies of it and plans read
     from files cannot.
@@ -126,6 +131,7 @@ def plan(
         dynamic=dims,
         sampled=weighted_sizes(example_sizes, dims),
         parallel=read_parallel(parallel, as_mesh(mesh)),
+        offload=read_offload(offload),
     )
     state = make_plan(Compilation(as_mesh(mesh), request), dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None
@@ -166,6 +172,7 @@ def lower(
     """
     check_call(model, example_args)
     check_plan(plan)
+    check_runs(check_mixed_precision(mixed_precision))
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     dims = dynamic_dims(model, args, kwargs, dynamic_shapes)
     request = Request(model, args, kwargs, plan.train, mixed_precision=mixed_precision, dynamic=dims)
@@ -262,6 +269,9 @@ def export(
         if plan.train != train:
             of = "training" if plan.train else "inference"
             raise OptionError(f"the plan is for {of}, train={train} asks for the other", remedy=f"plan with train={train}")
+        if plan.offloaded:
+            what = "the plan holds parameters on the host, and an exported program keeps its weights on the device"
+            raise OptionError(what, remedy="plan without offload, or run the plan with fxshard.parallelize")
     graph = trace_model(request, as_mesh(mesh), dump) if replan or optimizer is not None else None
     if graph is not None and optimizer is not None:
         graph, state = with_step(graph, model, optimizer)
@@ -325,6 +335,7 @@ class Simulate:
             that differ, tensors of other shapes or dtypes than the example's, or tensors without memory.
         """
         check_reduction(reduction)
+        check_runs(check_mixed_precision(mixed_precision))
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
         lowered = program_at(lowered, sizes_of_call(lowered, args, kwargs))
         if weights is None and isinstance(model_or_program, ExportedProgram):

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fxshard.cli.factory import load_model
+from fxshard.cli.arguments.factory import load_model
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

@@ -83,12 +83,12 @@ def _number_like(draw: random.Random, value: Any) -> Any:
 @cache
 def operators() -> tuple[str, ...]:
     """The names of all overloads of aten, prims and fxshard."""
-    found = []
-    for space in ("aten", "prims", "fxshard", "_c10d_functional", "inductor", "profiler", "quantized"):
-        spaced = getattr(torch.ops, space)
-        for packet in sorted(dir(spaced)):
-            for overload in getattr(getattr(spaced, packet, None), "overloads", list)():
-                found.append(f"torch.ops.{space}.{packet}.{overload}")
+    spaces, found = ("aten", "prims", "fxshard", "_c10d_functional", "inductor", "profiler", "quantized"), []
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        space, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if space in spaces and hasattr(getattr(getattr(torch.ops, space), packet, None), overload or "default"):
+            found.append(f"torch.ops.{space}.{packet}.{overload or 'default'}")
     return tuple(found)
 
 

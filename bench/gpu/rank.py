@@ -21,6 +21,10 @@ from bench.random import FUNCTIONS, row
 from bench.training.model import BATCH
 from bench.training.ours import OURS
 from bench.training.peers import PEERS, Contestant, Setting, alone
+from fxshard.cost.optimizer_time import optimizer_time
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""The largest relative difference of a loss: float32 with a GPU's own order of sums, bfloat16 with 8 bits."""
 
 STEPS = 3
 """Steps whose losses are compared, which also warm up."""
@@ -71,10 +75,21 @@ def _prepared(name: str, make: Callable[[Setting], Contestant], setting: Setting
         found["numerics"] = max(abs(a - b) / abs(b) for a, b in zip(losses, reference(setting), strict=True))
         found["seconds_to_prepare"] = time.perf_counter() - start
         found["memory_ratio"] = _memory_ratio(way, setting)
+        if not found["numerics"] <= TOLERANCES[setting.dtype]:  # not a number is wrong too
+            found["error"] = f"the losses differ by {found['numerics']:.2g}, more than {TOLERANCES[setting.dtype]:g}"
     except Exception as error:  # of any way: reported by name, and the others go on
         lines = str(error).splitlines() or [""]
         found["error"] = f"{type(error).__name__}: {lines[0]}"[:300]
+    found["error"] = _first_error(found["error"])
     return found
+
+
+def _first_error(own: str) -> str:
+    """The error of the first rank that has one, the same on all ranks: they then time the same ways. A rank that raised within a collective
+    leaves the others there; they raise after the group's time limit."""
+    everyone: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return next((f"rank {rank}: {error}" for rank, error in enumerate(everyone) if error), "")
 
 
 @functools.cache
@@ -112,7 +127,8 @@ def _time(found: list[dict[str, Any]], rounds: int, kind: str) -> None:
     for kept, one in zip(times, found, strict=True):
         one["ms"], one["least_ms"] = statistics.median(kept), min(kept)
         if one["way"].detail is not None:
-            one["price_ratio"] = one["way"].detail.plan.objective / (one["ms"] * 1e3)
+            plan = one["way"].detail.plan
+            one["price_ratio"] = (plan.objective + optimizer_time(plan, "sgd")) / (one["ms"] * 1e3)
 
 
 def _timed(step: Callable[[], Any], kind: str) -> float:

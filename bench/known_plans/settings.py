@@ -76,7 +76,7 @@ def data_by_bytes() -> Setting:
 
 def sharded() -> Setting:
     sizes = Sizes(NARROW, batch=64, length=4096)
-    layouts = KnownLayouts("S(0)", "S(0)", "S(0)", "S(0)", "S(0)", learned="P", sums="P")
+    layouts = KnownLayouts("S(0)", "S(0)", "S(0)", "S(0)", "S(0)", learned="P", embedded="S(0)", sums="P", looked_up="P")
     best = "data parallel, and a device has no room for all weights with their Adam state"
     mesh, terms = Mesh({"dp": 8}, "h100"), formulas.fully_sharded(sizes, "dp", 8, gathers=1)
     return Setting("FSDP", best, sizes, mesh, "S(0)", layouts, terms, memory_limit=8_720_000_000, optimizer="adam")

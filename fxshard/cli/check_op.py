@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from fxshard.cli.commands import add_command
-from fxshard.cli.exit_codes import ended
+from fxshard.cli.console.commands import add_command
+from fxshard.cli.console.exit_codes import ended
 from fxshard.errors import OptionError
 
 SHOWN = 3
@@ -30,7 +30,7 @@ def add_check_op(commands: Any) -> None:
 
 def _check_op(options: argparse.Namespace) -> int:
     """Checks the operator in a child process: a kernel may crash on shapes that it did not expect."""
-    from fxshard.cli.child_process import in_child
+    from fxshard.cli.console.child_process import in_child
 
     return in_child(lambda note: ended(lambda: _judge_op(options, note)), f"checking {options.op}")
 
@@ -51,7 +51,7 @@ def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
 
 
 def _as_json(found: Any) -> str:
-    from fxshard.cli.plain import plain
+    from fxshard.cli.console.plain import plain
 
     return json.dumps(plain(found), indent=1)
 
@@ -76,7 +76,7 @@ def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]
 
 
 def _samples(options: argparse.Namespace) -> list[Any]:
-    from fxshard.cli.factory import run_function
+    from fxshard.cli.arguments.factory import run_function
     from fxshard.strategies import oracle
 
     for name, number in (("--samples", options.samples), ("--budget", options.budget)):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.progress import progress
+from fxshard.cli.console.progress import progress
 from fxshard.errors import FxshardError, OptionError, closest
 
 if TYPE_CHECKING:

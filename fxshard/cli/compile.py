@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.commands import add_command
+from fxshard.cli.console.commands import add_command
 from fxshard.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def _compile(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping[str,
     coordinate = _coordinate(options.rank)
     from fxshard import api
     from fxshard._torch_compat.inductor.without_gpu import check_target
-    from fxshard.cli.factory import load_model
-    from fxshard.cli.progress import progress
+    from fxshard.cli.arguments.factory import load_model
+    from fxshard.cli.console.progress import progress
     from fxshard.runtime.target.compile_for import compile_for
 
     check_target(options.target)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fxshard.cli.commands import CommandParser, add_command
+from fxshard.cli.console.commands import CommandParser, add_command
 
 SHELLS = ("bash", "zsh", "fish")
 EXAMPLE = "source <(fxshard completion bash)    # in ~/.bashrc; fish: fxshard completion fish | source"

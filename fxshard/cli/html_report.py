@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.progress import progress
+from fxshard.cli.console.progress import progress
 from fxshard.errors import OptionError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.commands import add_command
+from fxshard.cli.console.commands import add_command
+from fxshard.cli.console.progress import progress
 from fxshard.cli.html_report import add_html, check_html, write_file_report
-from fxshard.cli.progress import progress
 from fxshard.errors import FileError, OptionError
 from fxshard.files import atomic_file, read_bytes, read_start
 from fxshard.views.plan_view import Fields, PlanView

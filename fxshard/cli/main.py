@@ -12,18 +12,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fxshard.cli.arguments.words import parse_precision, parse_words
 from fxshard.cli.check_op import add_check_op
-from fxshard.cli.commands import CommandParser, add_command
 from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
 from fxshard.cli.compile import add_compile
 from fxshard.cli.completion import add_completion
-from fxshard.cli.exit_codes import ended
+from fxshard.cli.console.commands import CommandParser, add_command
+from fxshard.cli.console.exit_codes import ended
+from fxshard.cli.console.progress import progress
 from fxshard.cli.html_report import add_html, check_html, write_plan_report
 from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
-from fxshard.cli.progress import progress
 from fxshard.cli.run import add_run, add_weights
-from fxshard.cli.words import parse_words
 from fxshard.errors import OptionError
 from fxshard.mesh.hardware import HARDWARE
 
@@ -60,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     plan = add_command(commands, "plan", "decide how a model is sharded, and print what was decided", example, json="the plan")
     _add_model(plan)
     _add_training(plan)
+    host = "what may be on the host to keep --memory-limit: optimizer (its state), parameters (with it), or both, with a comma"
+    plan.add_argument("--offload", default="", metavar="KINDS", help=host)
+    dtypes = "compute in this dtype and reduce gradients in it or in a second one, for example bfloat16,float32"
+    plan.add_argument("--mixed-precision", metavar="DTYPE[,DTYPE]", help=dtypes)
+    plan.add_argument("--gathers", choices=("fp8",), help="with --mixed-precision: price gathers of weights in fp8, which cannot run yet")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     explain_help = "say what all other layouts of a parameter, input or node would cost, or only the given one; may be repeated"
     plan.add_argument("--explain", action="append", default=[], metavar="NAME[=LAYOUT]", help=explain_help)
@@ -68,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     at_help = "say what the plan, and the best plan, cost at other sizes of its dynamic dims (batch=4,seq=8192); may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
     add_html(plan, alternatives=True)
+    regret_help = "say what the plan loses if each price is wrong by up to this part (default: 0.3), with 50 draws, each solved again"
+    plan.add_argument("--regret", type=float, nargs="?", const=0.3, metavar="ERROR", help=regret_help)
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
 
@@ -186,7 +193,7 @@ def _plan(options: argparse.Namespace) -> int:
         print(pipeline_text(options, mesh, plan_options))
         return 0
     check_no_pipeline(options)
-    from fxshard.cli.dynamic_text import check_named, parse_sizes
+    from fxshard.cli.arguments.dynamic_text import check_named, parse_sizes
 
     sizes, elsewhere = _sizes(options), [parse_sizes(text) for text in options.at]
     check_named(elsewhere, sizes["dynamic_shapes"])
@@ -196,6 +203,8 @@ def _plan(options: argparse.Namespace) -> int:
 
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
+    limits["offload"] = tuple(filter(None, options.offload.split(",")))
+    limits["mixed_precision"] = parse_precision(options.mixed_precision, options.gathers)
     with progress("planning"):
         plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)
     if options.output:
@@ -218,6 +227,8 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"\n{answer}")
     if write_plan_report(options, plan, answers):
         print(f"\nwrote {options.html}")
+    if options.regret is not None:
+        print(f"\n{plan.regret(options.regret)}")
     return max(codes, default=0)
 
 
@@ -226,7 +237,7 @@ def _answers(plan: ShardingPlan, options: argparse.Namespace) -> list[Explanatio
 
 
 def _plan_as_json(plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]]) -> dict[str, Any]:
-    from fxshard.cli.plain import plain
+    from fxshard.cli.console.plain import plain
     from fxshard.inspect import to_json
 
     asked = {"explain": [plain(answer) for answer in answers]}
@@ -236,7 +247,7 @@ def _plan_as_json(plan: ShardingPlan, answers: Sequence[Explanation], elsewhere:
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
     """The dynamic dims, and the sizes for which the plan is optimised."""
-    from fxshard.cli.dynamic_text import parse_dynamic, parse_example_sizes
+    from fxshard.cli.arguments.dynamic_text import parse_dynamic, parse_example_sizes
 
     return {"dynamic_shapes": parse_dynamic(options.dynamic), "example_sizes": parse_example_sizes(options.example_sizes)}
 
@@ -268,7 +279,7 @@ def _diff(options: argparse.Namespace) -> None:
     with progress("comparing"):
         found = api.diff(ShardingPlan.load(options.before), ShardingPlan.load(options.after))
     if options.json:
-        from fxshard.cli.plain import plain
+        from fxshard.cli.console.plain import plain
 
         print(json.dumps(plain(found), indent=1))
     else:
@@ -369,7 +380,7 @@ def _read_plan(options: argparse.Namespace) -> ShardingPlan:
 
 
 def _load_model(text: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    from fxshard.cli.factory import load_model
+    from fxshard.cli.arguments.factory import load_model
 
     return load_model(text)
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 DEFAULT = "1F1B"
 USED = ("parallel", "memory_limit", "cache")
 """The options of a plan that also plan a pipeline."""
-ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes")
+ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes", "offload", "mixed_precision", "gathers")
 
 
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
     pipeline_help = "cut the model into stages along this axis and show them; the factory then returns the arguments of one microbatch"
     parser.add_argument("--pipeline", metavar="AXIS", help=pipeline_help)
     parser.add_argument("--microbatches", type=int, metavar="N", help="microbatches in a step of the pipeline (default: 4 for each stage)")
-    parser.add_argument("--schedule", metavar="NAME", help="of the pipeline: 1F1B (the default) or GPipe")
+    parser.add_argument("--schedule", metavar="NAME", help="of the pipeline: 1F1B (the default), GPipe or Interleaved1F1B")
 
 
 def check_no_pipeline(options: argparse.Namespace) -> None:
@@ -40,7 +40,7 @@ def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping
     if given:
         useless = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise OptionError(f"{useless} would have no effect on a pipeline", remedy=f"leave out {useless}, or leave out --pipeline")
-    from fxshard.cli.factory import load_model
+    from fxshard.cli.arguments.factory import load_model
 
     model, args, kwargs = load_model(options.model)
     from fxshard.pipelines.plan import plan_pipeline

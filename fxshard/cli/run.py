@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.commands import add_command
+from fxshard.cli.console.commands import add_command
 from fxshard.errors import FileError, OptionError, closest, count_text
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ def add_run(commands: Any) -> None:
         "Runs a program that fxshard export wrote, on whole tensors from a safetensors file, named like the program's inputs: args[0], "
         "kwargs['mask'], or mask. Start it with torchrun, one process per rank of the mesh, or with --simulate."
     )
-    example = "torchrun --nproc-per-node 4 -m fxshard run model.pt2 --inputs in.safetensors -o out.safetensors"
-    run = add_command(commands, "run", "run an exported program under torchrun, or simulated in one process", example, about)
+    ranks = "torchrun --nproc-per-node 4 -m fxshard run model.pt2 --inputs in.safetensors -o out.safetensors"
+    example = f"fxshard run model.pt2 --inputs in.safetensors --simulate\n  {ranks}"
+    help = "run an exported program under torchrun, or simulated in one process"
+    run = add_command(commands, "run", help, example, about, json="shapes, dtypes and single values")
     run.add_argument("program", metavar="PROGRAM.pt2", help="a file that fxshard export wrote")
     run.add_argument("--inputs", required=True, metavar="IN.safetensors", help="the inputs, whole tensors by name")
     run.add_argument("--weights", metavar="W.safetensors", help="whole weights by the model's names, for a program without weights")
@@ -71,10 +74,18 @@ def run_program(options: argparse.Namespace) -> None:
         return
     if options.output:
         write_tensors(named, options.output)
+    if options.json:
+        print(json.dumps({name: _described(value) for name, value in named.items()}, indent=1))
+        return
     for name, value in named.items():
         print(f"{name}: {list(value.shape)} {value.dtype}" + (f", {value.item()}" if value.numel() == 1 else ""))
     if options.output:
         print(f"wrote {options.output}")
+
+
+def _described(value: torch.Tensor) -> dict[str, Any]:
+    said = {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    return said | ({"value": value.item()} if value.numel() == 1 else {})
 
 
 def simulated(program: ExportedProgram, args: Any, kwargs: Any, weights: Any, options: argparse.Namespace) -> dict[str, torch.Tensor]:

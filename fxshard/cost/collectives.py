@@ -21,16 +21,20 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from fxshard.cost.compute import traffic_time
+from fxshard.cost.nccl import nccl_times
 from fxshard.layout.redistribution import COLLECTIVES, Price, Step
-from fxshard.mesh.hardware import Efficiency, Link
+from fxshard.mesh.hardware import Curve, Efficiency, Link
 from fxshard.mesh.mesh import Mesh, Span
 
 ROWS = ("dispatch", "combine")
 """All-to-alls of rows of experts, with the time of a plain one."""
 EXCHANGES = ("shift", "zigzag")
 """Collectives in which each rank sends its buffer to one or two others."""
+MAX_BYTES = 1 << 50
+"""Upper bound on the bytes that a collective sends."""
 LOCAL_STEP = 0.1
 """Microseconds charged to a slice or mask in addition to its bytes: it usually fuses, but is not free."""
 
@@ -121,6 +125,9 @@ def modelled_time_by_bytes(mesh: Mesh, kind: str, axis: int) -> Callable[[float]
     """Function from the bytes that each rank sends to the microseconds of the cheapest algorithm."""
     span, h = mesh.span(axis), mesh.hardware
     own = h.axes.get(mesh.axis_names[axis])
+    if own is None and h.reached is not None and kind not in EXCHANGES:
+        times = tuple(nccl_times(kind, span, h.inside, h.between, h.reached).values())
+        return _sampled(times, sent_fraction(kind, span.size), h.launch, h.measured.efficiency.get(kind, Efficiency()))
     if own is None:
         found = algorithms(kind, span, h.inside, h.between)
     else:
@@ -128,6 +135,15 @@ def modelled_time_by_bytes(mesh: Mesh, kind: str, axis: int) -> Callable[[float]
     reached = Efficiency() if own else h.measured.efficiency.get(kind, Efficiency())
     lines = [(h.launch + f.latency * reached.latency, f.per_byte / reached.bandwidth / sent_fraction(kind, span.size)) for f in found]
     return lambda sent: min(start + slope * sent for start, slope in lines)
+
+
+def _sampled(times: tuple[Callable[[float], float], ...], fraction: float, launch: float, reached: Efficiency) -> Curve:
+    """The shortest of ``times`` over the bytes that a rank sends, ``launch`` included, as a curve through half powers of two."""
+    buffers = [2 ** (k / 2) for k in range(2 * MAX_BYTES.bit_length())]
+    sizes = sorted({0, *(round(size * fraction) for size in buffers)})
+    fastest = [min(time(size / fraction) for time in times) for size in sizes]
+    raw = [launch + fastest[0] * reached.latency + (time - fastest[0]) / reached.bandwidth for time in fastest]
+    return Curve(tuple(zip(sizes, accumulate(raw, max), strict=True)))
 
 
 def collective_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
@@ -147,8 +163,6 @@ def packing_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
     return traffic_time(mesh.hardware, int(2 * buffer * (1 + n * (kind == "all_gather"))))
 
 
-MAX_BYTES = 1 << 50
-"""Upper bound on the bytes that a collective sends."""
 FULL_BUCKET_LATENCIES = 10
 """A bucket is full at this many latencies: one more latency adds little, and smaller buckets overlap better with compute."""
 

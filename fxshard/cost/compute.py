@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from fxshard.cost.kernels import KERNEL, slowdown
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand
 from fxshard.graph.planning_graph import UNKNOWN, VIEWS
@@ -59,10 +60,14 @@ def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     alone = call.op in UNFUSED_FLAG and call.arg(UNFUSED_FLAG[call.op]) is True
     fused = () if alone else FUSED_READS.get(call.op, ())
     read = {value.index for i in fused if isinstance(value := call.arg(i), Operand)}
-    moved = sum(math.prod(s) * m.dtype.itemsize for i, (s, m) in enumerate(zip(shapes, metas, strict=True)) if i not in read)
+    share = call.traffic or tuple(float(i not in read) for i in range(len(shapes)))
+    moved = sum(part * math.prod(s) * m.dtype.itemsize for part, s, m in zip(share, shapes, metas, strict=False))
     flops = flops_of(call, inputs, outputs)
     dtype = next((m.dtype for m in metas if m.dtype.is_floating_point or m.dtype.is_complex), torch.int32)
-    return max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), traffic_time(mesh.hardware, moved))
+    if mesh.hardware.reached is not None:
+        flops *= slowdown(call, inputs, flops, dtype, mesh.hardware.reached)
+    starts = KERNEL if mesh.hardware.reached is not None and any(share[len(inputs) :]) else 0.0
+    return starts + max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), traffic_time(mesh.hardware, moved))
 
 
 def flops_of(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
@@ -87,8 +92,9 @@ def _arithmetic(hardware: Hardware, dtype: torch.dtype, flops: float, product: b
 
 def traffic_time(hardware: Hardware, moved: float) -> float:
     """Microseconds of reading and writing ``moved`` bytes."""
-    curve = hardware.measured.copy
-    return curve(moved) if curve is not None else moved / hardware.memory_bandwidth * 1e6
+    curve, reached = hardware.measured.copy, hardware.reached
+    bandwidth = hardware.memory_bandwidth * (reached.memory if reached is not None else 1.0)
+    return curve(moved) if curve is not None else moved / bandwidth * 1e6
 
 
 Flops = Callable[[Call, list[Shape], list[Shape]], float]

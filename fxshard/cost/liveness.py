@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from fxshard.graph.planning_graph import UNKNOWN
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 
+HOST = "host"
+"""The kind of an input that is not in the device's memory."""
+
 
 @dataclass(frozen=True)
 class BoundaryValue:
-    """An input or result: its ``kind`` as in ``memory_profile.KINDS``, the user's name, its layout."""
+    """An input or result: its ``kind`` as in ``memory_profile.KINDS`` or ``HOST``, the user's name, its layout."""
 
     kind: str
     name: str

@@ -18,7 +18,7 @@ from torch import fx
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.fakes import storage_key
 from fxshard._torch_compat.sizes.symbols import evaluated, expression, hint_of
-from fxshard.cost.liveness import BoundaryValue, Liveness
+from fxshard.cost.liveness import HOST, BoundaryValue, Liveness
 from fxshard.graph.planning_graph import plain_shape, source_line
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.program.sharded_program import is_collective, is_wait
@@ -53,6 +53,8 @@ class _Walk:
 
     values: Mapping[sympy.Symbol, Any]
     lives: Liveness = field(default_factory=Liveness)
+    away: set[Any] = field(default_factory=set)
+    """The storages of inputs on the host, which later stages read too."""
 
     def run(self, stage: Stage) -> None:
         self.lives.begin_stage({storage_key(t) for n in stage.graph.nodes if n.op == "placeholder" for t in _tensors(n.meta.get("val"))})
@@ -70,7 +72,10 @@ class _Walk:
         value = getattr(stage.graph.owning_module, str(node.target), None) if constant else node.meta.get("val")
         end = stage.inputs.get(node, BoundaryValue("buffer" if constant else "activation", node.name))
         for tensor in _tensors(value):
-            self.lives.add_input(storage_key(tensor), replace(self._held(tensor, node, end.kind), name=end.name, layout=end.layout))
+            if end.kind == HOST:
+                self.away.add(storage_key(tensor))
+            elif storage_key(tensor) not in self.away:
+                self.lives.add_input(storage_key(tensor), replace(self._held(tensor, node, end.kind), name=end.name, layout=end.layout))
 
     def _step(self, node: fx.Node) -> None:
         self.lives.step(StepRun(node.name, str(node.target), source_line(node) or ""))

@@ -77,6 +77,10 @@ class Optimizer:
         master = 4 if self.master_weights and dtype != torch.float32 else 0
         return OPTIMIZERS[self.kind] * (self.state_dtype or dtype).itemsize + master
 
+    def tensors(self, dtype: torch.dtype) -> int:
+        """Number of state tensors of a parameter of ``dtype``."""
+        return OPTIMIZERS[self.kind] + (self.master_weights and dtype != torch.float32)
+
 
 def _of_class(given: Any, options: Mapping[str, Any]) -> Optimizer:
     """Accepts only ``torch.optim``'s own classes: a subclass may keep any state."""

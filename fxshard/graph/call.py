@@ -42,7 +42,8 @@ class Call:
 
     ``op``: ``"aten.mm.default"``; ``args``/``kwargs``: as in the graph, tensors replaced by ``Operand(i)``, lists by
     tuples; ``operands``: the tensor operands in order of occurrence; ``outputs``: None for an output that is not a tensor. ``any_size``:
-    whether some size of an operand is only an example of a dynamic one.
+    whether some size of an operand is only an example of a dynamic one. ``traffic``: the fraction of each operand that it reads from
+    memory, then of each output that it writes, if it shares a kernel with its neighbours; None: all of them.
     """
 
     op: str
@@ -51,6 +52,7 @@ class Call:
     operands: tuple[TensorMeta, ...]
     outputs: tuple[TensorMeta | None, ...]
     any_size: bool = False
+    traffic: tuple[float, ...] | None = None
 
     def arg(self, position: int, name: str | None = None, default: Any = None) -> Any:
         """Argument by position, or by keyword ``name``, or ``default``."""
@@ -72,7 +74,7 @@ class Call:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.op, self.args, self.kwargs, self.operands, self.outputs, self.any_size))
+        return hash((self.op, self.args, self.kwargs, self.operands, self.outputs, self.any_size, self.traffic))
 
     def __hash__(self) -> int:
         return self._hash

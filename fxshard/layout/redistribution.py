@@ -237,6 +237,11 @@ class PathTable:
             )
         return tuple(step for a, b in itertools.pairwise(self.path(i, j)) for step in self.direct(a, b))
 
+    def between(self, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:
+        """(len(layouts), len(layouts)) the part of a table of ``figures`` between all layouts that is between some."""
+        numbers = [self.index[layout] for layout in layouts]
+        return figures[np.ix_(numbers, numbers)]
+
     def direct(self, i: int, j: int) -> tuple[Step, ...]:
         """The steps of a path through no other plain layout (``via[i, j]`` is negative)."""
         return tuple(self._graph.edges[k][1] for k in self._direct[i, j])

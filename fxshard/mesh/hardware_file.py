@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from fxshard.errors import OptionError, closest
 from fxshard.files import Field, Readers, atomic_file, parse_json, read_bytes, write_json
+from fxshard.mesh.architectures import ARCHITECTURES
 from fxshard.mesh.hardware import HARDWARE, Curve, Efficiency, Hardware, Link, Measured
 
 K = TypeVar("K")
@@ -71,6 +72,10 @@ def write_hardware(h: Hardware) -> dict[str, Any]:
         out["axes"] = {name: _write_speed(h.axes[name]) for name in sorted(h.axes)}
     if h.overlap:
         out["overlap"] = float(h.overlap)
+    if h.host is not None:
+        out["host"] = _write_speed(h.host)
+    if h.architecture:
+        out["architecture"] = h.architecture
     if h.measured.products:
         out["products"] = [{"dtype": dtype, "points": _write_curve(h.measured.products[dtype])} for dtype in sorted(h.measured.products)]
     if h.measured.copy is not None:
@@ -111,7 +116,12 @@ def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
         "inside": _read_link,
         "between": lambda f: f.optional(_read_link),
     }
-    free: Readers = {"axes": lambda f: {name: _read_link(link) for name, link in f.entries().items()}, "overlap": _read_fraction}
+    free: Readers = {
+        "axes": lambda f: {name: _read_link(link) for name, link in f.entries().items()},
+        "overlap": _read_fraction,
+        "host": _read_link,
+        "architecture": _read_architecture,
+    }
     measured: Readers = {
         "products": lambda f: _read_curves(f, _read_product),
         "copy": _read_curve,
@@ -121,6 +131,13 @@ def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
     said = field.record(needed, {**free, **measured, **dict.fromkeys(beside, Field.plain)})
     curves = {name: said[name] for name in measured if name in said}
     return Hardware(**{name: one for name, one in said.items() if name in needed or name in free}, measured=Measured(**curves))
+
+
+def _read_architecture(field: Field) -> str:
+    name = field.text()
+    if name not in ARCHITECTURES:
+        raise field.fail(f"unknown architecture {name!r}{closest(name, ARCHITECTURES)}", f"architectures are {', '.join(ARCHITECTURES)}")
+    return name
 
 
 def _read_flops(field: Field) -> dict[int, float]:

@@ -8,7 +8,8 @@ operators into which softmax, cross-entropy and normalisations are decomposed (`
 ``row_sum``, ...); each is correct on a shard of the summed dim. ``experts/`` has those of mixtures of experts.
 
 Only local graphs have ``block_attention``, attention to some of the keys; ``merge_attention``, which adds its results up; ``shift``, which
-sends a tensor to the next rank of an axis; and ``axis_index``, the only node that depends on the rank.
+sends a tensor to the next rank of an axis; ``from_host``, which copies a parameter to the device; and ``axis_index``, the only node that
+depends on the rank.
 ``returned``, ``handed_out`` and ``assigned`` record, during a trace, the results of modules and of the model, and the assignments to
 buffers. ``fxshard_users::triton_kernel`` calls a user's Triton kernel.
 """
@@ -23,6 +24,7 @@ with quick_sources():
         contraction,
         creation,
         fakes,
+        host,
         local_region,
         mesh_ops,
         placed,
@@ -43,6 +45,7 @@ __all__ = [
     "creation",
     "fakes",
     "flex_attention",
+    "host",
     "local_region",
     "mesh_ops",
     "placed",

@@ -42,7 +42,7 @@ from fxshard.shapes import DynamicDim, WeightedSizes, largest_sizes
 from fxshard.views.fallbacks import by_cause
 
 if TYPE_CHECKING:  # the passes import these when needed: a cached plan needs no solver
-    from fxshard.passes.planning.formulate import Formulation
+    from fxshard.passes.planning.formulation import Formulation
     from fxshard.solver import Solved
 
 log = logging.getLogger("fxshard")
@@ -74,6 +74,7 @@ class Request:
     sampled: tuple[WeightedSizes, ...] = ()
     written: frozenset[Attribute] = frozenset()
     parallel: Mapping[str, AxisPlan] = field(default_factory=dict)
+    offload: Any = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
         constraints=r.constraints,
         optimizer=r.optimizer,
         parallel=r.parallel,
+        offload=r.offload,
     )
     if found.communication and r.sampled:
         what = f"{found.communication[0]} counts bytes at one size, and example_sizes names {len(r.sampled)}"
@@ -275,7 +277,7 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
 
 NOT_IN_CACHE_KEY = (
     *("model", "args", "kwargs", "mixed_precision", "input_layouts", "output_layouts", "pins", "constraints"),
-    *("memory_limit", "optimizer", "cache", "rng", "without"),
+    *("memory_limit", "optimizer", "cache", "rng", "without", "offload"),
 )
 """Fields of a request that the graph and the constraints already contain, or that do not affect the plan."""
 

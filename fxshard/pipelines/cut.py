@@ -5,6 +5,7 @@ For a bound T on the time of a stage, dynamic programming finds the cut with the
     best[i, b] = min over a of best[i - 1, a] + time(a, b),    time(a, b) <= T and memory(i, a, b) <= limit
 
 The least sum + (m - 1) T over all T that are the time of some stage is the optimum: a cut is counted exactly when T is its slowest stage.
+If a rank has several stages, each of them may take its share of the rank's memory.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fxshard.pipelines.schedule import in_flight, step_time
+from fxshard.pipelines.schedule import in_flight, stages_of_rank, step_time
 
 
 @dataclass(frozen=True)
 class Layer:
     """What a layer costs on a device, for one microbatch. Times are in microseconds, sizes in bytes.
 
-    ``time``: forward and backward. ``held``: parameters, buffers, gradients and optimiser state. ``saved``: values kept for the backward.
-    ``working``: what else is alive at its peak. ``entering``: the values that it takes from the layer before, if a stage begins here, and
-    ``transfer`` the time to send them and their gradients. ``starts``: whether a stage may begin here.
+    ``time``: forward and backward. ``held``: parameters, buffers and optimiser state. ``gradients``: those of one microbatch, before they
+    are reduced. ``saved``: values kept for the backward. ``working``: what else is alive at its peak. ``entering``: the values that it
+    takes from the layer before, if a stage begins here, and ``transfer`` the time to send them and their gradients. ``starts``: whether a
+    stage may begin here.
     """
 
     name: str
     time: float
     held: int = 0
+    gradients: int = 0
     saved: int = 0
     working: int = 0
     entering: int = 0
@@ -46,15 +49,34 @@ class Chain:
     microbatches: int
     schedule: str = "1F1B"
 
+    @property
+    def several(self) -> int:
+        """How many stages a rank has."""
+        return stages_of_rank(self.schedule)
+
+    def step_time(self, times: Sequence[float]) -> float:
+        """Microseconds of a step of stages that take ``times``."""
+        return step_time(times, self.microbatches, self.several)
+
     def time(self, first: int, end: int) -> float:
         """Microseconds of the stage of layers ``first`` to ``end - 1`` for a microbatch, with its transfers, for which schedules wait."""
         return sum(x.time for x in self.layers[first:end]) + self._border(first).transfer + self._border(end).transfer
 
     def memory(self, stage: int, first: int, end: int) -> int:
-        """Bytes of a stage at its peak. torch keeps buffers of what a stage receives for every microbatch of a step."""
-        held, several = self.layers[first:end], in_flight(self.schedule, stage, self.stages, self.microbatches)
+        """Bytes of a stage at its peak. In the backward of a layer, it has gradients of later layers, and no longer what these saved."""
+        peak = later = 0
+        saved = sum(x.saved for x in self.layers[first:end])
+        for layer in reversed(self.layers[first:end]):
+            peak = max(peak, saved + layer.working + later)
+            saved, later = saved - layer.saved, later + layer.gradients
+        return sum(x.held for x in self.layers[first:end]) + max(peak, later) + self.beside(stage, first, end)
+
+    def beside(self, stage: int, first: int, end: int) -> int:
+        """Bytes that a stage holds beside those for one microbatch: what others saved, sums of gradients, and buffers for what it receives,
+        of which torch keeps one for every microbatch of a step."""
+        layers, others = self.layers[first:end], in_flight(self.schedule, stage, self.stages, self.microbatches) - 1
         buffers = self.microbatches * (self._border(first).entering + self._border(end).entering)
-        return sum(x.held + several * x.saved for x in held) + max(x.working for x in held) + buffers
+        return sum(others * x.saved + (x.gradients if self.microbatches > 1 else 0) for x in layers) + buffers
 
     def with_fixed(self, fixed: Collection[int]) -> Chain:
         """The chain in which no stage begins with the layers of these indices."""
@@ -77,19 +99,19 @@ def bounds(cut: Cut, count: int) -> Iterator[tuple[int, int]]:
 def best_cut(chain: Chain, memory_limit: float = math.inf) -> Cut | None:
     """The cut with the least time of a step whose stages all fit in ``memory_limit``; None if there is none. Of equal cuts, the one whose
     slowest stage is fastest."""
-    stages = _stages(chain, lambda i, first, end: chain.memory(i, first, end) <= memory_limit)
+    stages = _stages(chain, lambda i, *ends: memory_limit == math.inf or chain.several * chain.memory(i, *ends) <= memory_limit)
     paces = sorted({time for one in stages for time in one.values()})
     least = bisect.bisect_left(paces, True, key=lambda pace: _least_sum(chain, stages, pace) is not None)
     if least == len(paces):
         return None
-    total = sum(layer.time for layer in chain.layers)
+    total = sum(layer.time for layer in chain.layers) / chain.several
     found, best = None, math.inf
     for pace in paces[least:]:
-        if total + (chain.microbatches - 1) * pace >= best:
+        if total + (chain.several * chain.microbatches - 1) * pace >= best:
             break
         cut = _least_sum(chain, stages, pace)
         assert cut is not None
-        time = step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))], chain.microbatches)
+        time = chain.step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))])
         if time < best:
             found, best = cut, time
     return found
@@ -105,7 +127,7 @@ def least_memory(chain: Chain) -> int | None:
         return _least_sum(chain, kept, math.inf) is not None
 
     at = bisect.bisect_left(sizes, True, key=fits)
-    return sizes[at] if at < len(sizes) else None
+    return chain.several * sizes[at] if at < len(sizes) else None
 
 
 _Stages = Sequence[dict[tuple[int, int], float]]

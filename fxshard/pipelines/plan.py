@@ -21,7 +21,7 @@ from fxshard.passes.trace.trace import check_call
 from fxshard.pipelines.cut import Chain, best_cut, bounds, least_memory
 from fxshard.pipelines.prices import price
 from fxshard.pipelines.refusals import check_axis, check_modules, fixed_starts, no_cut
-from fxshard.pipelines.schedule import bubble, in_flight, step_time
+from fxshard.pipelines.schedule import bubble, in_flight, stages_of_rank, step_time
 from fxshard.pipelines.split import split_layers
 from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.text_table import fitted
@@ -30,12 +30,14 @@ from fxshard.text_table import fitted
 @dataclass(frozen=True)
 class PlannedStage:
     """``layers``: names of its layers; ``time``: predicted microseconds for the forward and backward of one microbatch, transfers included;
-    ``memory``: bytes on a device at the peak, while it holds the saved values of ``in_flight`` microbatches."""
+    ``memory``: bytes on a device at the peak, while it holds the saved values of ``in_flight`` microbatches. ``memory_limit``: of the plan
+    of its module, for one microbatch, if there is a limit: the pipeline's without what the stage holds beside it."""
 
     layers: tuple[str, ...]
     time: float
     memory: int
     in_flight: int
+    memory_limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,19 @@ class PipelinePlan:
         return tuple(stage.layers[0] for stage in self.stages[1:])
 
     @property
+    def several(self) -> int:
+        """How many stages a rank has: of p ranks, rank r has the stages r, p + r, and so on."""
+        return stages_of_rank(self.schedule)
+
+    @property
     def step_time(self) -> float:
         """Predicted microseconds of a step of all microbatches, without the optimiser's."""
-        return step_time([stage.time for stage in self.stages], self.microbatches)
+        return step_time([stage.time for stage in self.stages], self.microbatches, self.several)
 
     @property
     def bubble(self) -> float:
         """The part of the step in which a stage waits, on average, 0 to 1."""
-        return bubble([stage.time for stage in self.stages], self.microbatches)
+        return bubble([stage.time for stage in self.stages], self.microbatches, self.several)
 
     def __str__(self) -> str:
         rows = [(i, _span(s.layers), len(s.layers), f"{s.time:,.0f}", size_text(s.memory), s.in_flight) for i, s in enumerate(self.stages)]
@@ -116,8 +123,8 @@ def plan_pipeline(
     time_limit: float | None = None,
     cache: bool = True,
 ) -> PipelinePlan:
-    """Cuts ``model`` into stages, one for each rank of ``axis``, so that a step takes the least time. Needs no process group and no weights
-    in memory.
+    """Cuts ``model`` into stages, one for each rank of ``axis`` (two if they are interleaved), so that a step takes the least time. Needs
+    no process group and no weights in memory.
 
     Stages begin with layers: modules in the model's outermost ``ModuleList``, ``Sequential`` or ``ModuleDict``. fxshard plans each layer on
     the other axes; of all cuts that fit into memory, the one with the least predicted time of a step is chosen, exactly
@@ -125,10 +132,12 @@ def plan_pipeline(
 
     Args:
         mb_args, mb_kwargs: arguments of the model for one microbatch; meta tensors will do.
-        microbatches: number of microbatches in a step, at least the number of stages.
-        schedule: ``"1F1B"`` or ``"GPipe"``, which holds all microbatches of a step at once.
+        microbatches: number of microbatches in a step, at least the number of ranks of ``axis``.
+        schedule: ``"1F1B"``; ``"GPipe"``, which holds all microbatches of a step at once; or ``"Interleaved1F1B"``, in which a rank has two
+            stages, and waits about half as long.
         parallel: one-word plans of the other axes, as in ``fxshard.plan``.
-        memory_limit: most bytes on a device (``"80GB"``), with the optimiser's state, gradients and the microbatches in flight.
+        memory_limit: most bytes on a device (``"80GB"``), with the optimiser's state, gradients and the microbatches in flight. Without
+            what a stage holds beside one microbatch, it is the limit of the plan of the stage's module.
         optimizer, mixed_precision, time_limit, cache: as in ``fxshard.plan``; ``time_limit`` is for each of its plans.
 
     Raises:
@@ -142,7 +151,7 @@ def plan_pipeline(
     check_modules(model)
     limit = math.inf if memory_limit is None else read_size(memory_limit, "memory_limit")
     args, kwargs, inside = tuple(mb_args), dict(mb_kwargs or {}), inner_mesh(whole_mesh, axis)
-    stages = whole_mesh.shape[whole_mesh.axis(axis)]
+    stages = whole_mesh.shape[whole_mesh.axis(axis)] * stages_of_rank(schedule)
     names, pieces = split_layers(model, args, kwargs)
     tied = fixed_starts(names, [{n for n, _ in piece.module.named_parameters()} for piece in pieces], model)
     if len(names) - len(tied) < stages:
@@ -177,5 +186,6 @@ def _planned(chain: Chain, mesh: Mesh, axis: str, layouts: Mapping[str, Layout],
     for i, (first, end) in enumerate(bounds(cut, len(chain.layers))):
         several = in_flight(chain.schedule, i, chain.stages, chain.microbatches)
         layers = tuple(layer.name for layer in chain.layers[first:end])
-        stages.append(PlannedStage(layers, chain.time(first, end), chain.memory(i, first, end), several))
+        own = None if limit == math.inf else round(limit) // chain.several - chain.beside(i, first, end)
+        stages.append(PlannedStage(layers, chain.time(first, end), chain.memory(i, first, end), several, own))
     return PipelinePlan(mesh, axis, chain.microbatches, chain.schedule, tuple(stages), layouts)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.distributed.tensor import Replicate
+from tqdm import tqdm
 
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout.layouts import Layout, sharded_dim
@@ -46,7 +47,7 @@ def price(names: Sequence[str], pieces: Sequence[StageModule], whole: Request, m
     layouts = _layouts(names, pieces, _planned(whole, mesh), mesh)
     known: dict[str, Layer] = {}
     found = []
-    for i, (name, piece) in enumerate(zip(names, pieces, strict=True)):
+    for i, (name, piece) in enumerate(zip(names, tqdm(pieces, desc="planning layers", leave=False, disable=None), strict=True)):
         key = f"{i == 0, i == len(pieces) - 1} {_signature(piece)} {[layouts.get(v.name) for v in (*piece.inputs, *piece.outputs)]}"
         if key not in known:
             known[key] = _priced(piece, i == 0, i == len(pieces) - 1, whole, layouts, mesh)
@@ -104,12 +105,12 @@ def _priced(piece: StageModule, first: bool, last: bool, whole: Request, layouts
     plan, annotated = state.plan, state.annotated
     assert plan is not None and annotated is not None
     times = annotated.times
-    every = allocations(times, plan.specs, plan.redistributions, mesh, Optimizer.of(request.optimizer))
+    every = allocations(times, plan.specs, plan.redistributions, mesh, Optimizer.of(request.optimizer), plan.on_host)
     always = _total([one for one in every if one.kind in HELD])
     middle = times.backward_start
     saved = _total([x for x in every if x.kind not in (*HELD, "output", "gradient") and x.span[0] < middle < x.span[1]])
     peak = round(total_over_time(every).peak()[1])
-    return Layer("", plan.objective, always + _gradients(plan), saved, max(0, peak - always - saved))
+    return Layer("", plan.objective, always, _gradients(plan), saved, max(0, peak - always - saved))
 
 
 def _total(found: Sequence[Allocation]) -> int:

@@ -11,7 +11,7 @@ from fxshard._torch_compat import OpOverload
 from fxshard._torch_compat.operators import named_arguments, schema_of
 from fxshard.errors import OptionError, PlanError, closest
 from fxshard.mesh.mesh import Mesh
-from fxshard.pipelines.schedule import SCHEDULES
+from fxshard.pipelines.schedule import SCHEDULES, microbatches_fit
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 PROBABILITIES = ("p", "dropout_p", "dropout")
@@ -31,6 +31,9 @@ def check_axis(mesh: Mesh, axis: str, microbatches: int, schedule: str) -> None:
     if type(microbatches) is not int or microbatches < stages:
         what = f"microbatches is {microbatches!r}, and the axis {axis!r} has {stages} stages"
         raise OptionError(what, where="microbatches", remedy=f"give at least {stages}; 4 to 8 times as many keep the stages busy")
+    if not microbatches_fit(schedule, stages, microbatches):
+        what = f"{schedule} passes microbatches in {microbatches // stages} rounds of equal size, and there are {microbatches}"
+        raise OptionError(what, where="microbatches", remedy=f"give a multiple of {stages}, the ranks of axis {axis!r}")
 
 
 def check_modules(model: nn.Module) -> None:

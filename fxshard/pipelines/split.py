@@ -8,6 +8,7 @@ every other value that a later stage reads passes through the stages between.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,8 @@ def _is_inside(name: str, layer: str) -> bool:
 
 def _split(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], marked: _Marked) -> tuple[StageModule, ...]:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch.export about its own code
             pipe = pipeline(model, tuple(args), dict(kwargs), split_policy=marked)
     except RuntimeError as error:
         remedy = "torch.export.export(model, args) must work; its error says where it stops"

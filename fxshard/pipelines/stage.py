@@ -23,6 +23,7 @@ from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.calls.options import check_device_mesh, check_unused
 from fxshard.runtime.module.accumulation import no_sync
 from fxshard.runtime.module.module import parallelize
+from fxshard.runtime.optim.clipping import clip
 from fxshard.runtime.ranks.agreement import TIMEOUT, Meeting, default_group
 from fxshard.runtime.ranks.launch import compare, ends_together, mesh_ranks
 
@@ -71,6 +72,8 @@ class ShardedStage(PipelineStage):
         given = {"input_args": inputs, "output_args": outputs, "input_grads": grads[0], "output_grads": grads[1]}
         super().__init__(module, index, len(plan.stages), device, group=group, **{name: tuple(side) for name, side in given.items()})
         self.plan, self.ends, self.inside = plan, ends, inside
+        self.rank_stages: tuple[ShardedStage, ...] = (self,)
+        """All stages of this rank, in order: two if they are interleaved."""
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """The forward of one microbatch, from this rank's parts of values to its parts."""
@@ -89,6 +92,18 @@ class ShardedStage(PipelineStage):
         """The backward of one microbatch; the last of a step reduces gradients over ranks."""
         with contextlib.nullcontext() if last_backward else self._pending():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, timeout: float = TIMEOUT
+    ) -> torch.Tensor:
+        """Scales the gradients of this rank's stages in place by ``max_norm`` over the norm of the whole model's if that is larger; returns
+        this norm, a plain scalar. Every rank of the pipeline calls this, between the steps of the schedule and of the optimiser.
+
+        The norm is that of the gradients of all stages as one vector, as on one device. Raises as ``fxshard.clip_grad_norm_``.
+        """
+        across = (self.group, self.device)
+        parameters = [p for stage in self.rank_stages for p in stage.submod.parameters()]
+        return clip(parameters, max_norm, norm_type, error_if_nonfinite, timeout, across)
 
     def _pending(self) -> Any:
         return contextlib.nullcontext() if self.plan.microbatches == 1 else no_sync(self.submod)
@@ -119,11 +134,14 @@ def pipeline(
     first stage, which passes on what later ones read. As in ``parallelize``, tensors are global values: a step takes the whole batch on
     each rank of the first stage, and the last stage's outputs are whole.
 
+    With ``schedule="Interleaved1F1B"`` a rank has two stages: this is its first, and ``stage.rank_stages`` has both, for torch's
+    ``ScheduleInterleaved1F1B``. The last of them is the pipeline's last stage on the last rank of ``axis``.
+
     Args:
         mb_args, mb_kwargs: arguments of the model for one microbatch. All microbatches have the same sizes.
         microbatches: their number in a step: give the schedule the same.
         plan: a plan from ``fxshard.plan_pipeline``, the same on all ranks; by default one rank makes it for all.
-        schedule, memory_limit: as in ``fxshard.plan_pipeline``. A ``plan`` must be for this schedule, and goes without a limit.
+        schedule, memory_limit: as in ``fxshard.plan_pipeline``. A ``plan`` must be for this schedule, and has its own limit.
         hardware: as in ``fxshard.parallelize``.
         options: ``parallel``, ``optimizer``, ``mixed_precision``, ``time_limit``, ``cache``; and, as in ``parallelize``, ``compiler``,
             ``timeout``, ``debug``, ``dump``, ``without``, ``src_data_rank``.
@@ -151,14 +169,19 @@ def pipeline(
     ranks = mesh_ranks(device_mesh)
     compare(_fields(plan), ranks=ranks, timeout=timeout)
     _check_plan(plan, mesh, axis, microbatches, schedule)
-    index = device_mesh.get_local_rank(axis)
+    rank, ranks_of_axis = device_mesh.get_local_rank(axis), device_mesh.size(mesh.axis(axis))
     inside = device_mesh[tuple(name for name in mesh.axis_names if name != axis)]
     running = {**options, "hardware": inner_mesh(mesh, axis).hardware}
     with ends_together("make its stage of the pipeline", ranks=ranks, timeout=timeout):
-        mine = split(model, mb_args, kwargs, plan.starts)[index]
-        ends = _ends(mine, plan, index, inside)
-        _shard(mine, plan, index, ends, inside, running)
-        return ShardedStage(mine.module, plan, index, ends, inside, device_mesh.get_group(axis))
+        every = split(model, mb_args, kwargs, plan.starts)
+        found = []
+        for index in range(rank, len(every), ranks_of_axis):
+            ends = _ends(every[index], plan, index, inside)
+            _shard(every[index], plan, index, ends, inside, running)
+            found.append(ShardedStage(every[index].module, plan, index, ends, inside, device_mesh.get_group(axis)))
+        for stage in found:
+            stage.rank_stages = tuple(found)
+        return found[0]
 
 
 def _fields(plan: PipelinePlan) -> dict[str, str]:
@@ -190,7 +213,8 @@ def _shard(stage: StageModule, plan: PipelinePlan, index: int, ends: Ends, insid
     """Parallelizes the module of a stage: its arguments and results between stages are DTensors, others whole."""
     examples = [border.distributed(border.example(), inside) if index else border.example() for border in ends.inputs]
     outputs = {f"outputs[{i}]": border.layout for i, border in enumerate(ends.outputs)}
-    parallelize(stage.module, examples, inside, train=True, output_layouts=outputs, **options)
+    limit = plan.stages[index].memory_limit
+    parallelize(stage.module, examples, inside, train=True, output_layouts=outputs, memory_limit=limit, **options)
 
 
 def _shared(make: Callable[[], PipelinePlan], device_mesh: DeviceMesh, fields: tuple[Mesh, str, int, str], timeout: float) -> PipelinePlan:

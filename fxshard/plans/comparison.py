@@ -39,7 +39,7 @@ class LayoutChange:
 
 @dataclass(frozen=True)
 class ComputeChange:
-    """Estimated microseconds of a node in each plan."""
+    """Estimated microseconds of a node in each plan, or the cost of a parameter's copies to and from the host."""
 
     node: str
     op: str
@@ -90,11 +90,21 @@ class Comparison:
     """Peak bytes per device."""
     recomputed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Blocks that each plan recomputes in the backward."""
+    offloaded: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """What each plan holds on the host, in words: ``optimizer of layers.0.weight``."""
 
     @property
     def equal(self) -> bool:
         """Whether both plans decide the same: same mesh and graph, and equal layouts and redistributions."""
-        return self.same_graph and self.mesh[0] == self.mesh[1] and not (self.nodes or self.moves or self.compute or self.memory)
+        return (
+            self.same_graph
+            and self.mesh[0] == self.mesh[1]
+            and not (self.nodes or self.moves or self.compute or self.memory or self._offloads)
+        )
+
+    @property
+    def _offloads(self) -> bool:
+        return self.offloaded[0] != self.offloaded[1]
 
     def __str__(self) -> str:
         head = [cost_text(value, unit) for value, unit in zip(self.objective, self.unit, strict=True)]
@@ -105,6 +115,8 @@ class Comparison:
         rows += [(f"hidden {kind}", time_text(a), time_text(b), _change(a, b, TIME)) for kind, a, b in self.hidden]
         if self.recomputed[0] != self.recomputed[1]:
             rows.append(("computed again", *(", ".join(merged_names(blocks)) or "nothing" for blocks in self.recomputed), ""))
+        if self._offloads:
+            rows.append(("on the host", *(", ".join(merged_names(names)) or "nothing" for names in self.offloaded), ""))
         if self.peak[0] != self.peak[1]:
             rows.append(("memory", size_text(self.peak[0]), size_text(self.peak[1]), _change(*self.peak, BYTES)))
         rows += [(f"- {kind}", size_text(a or 0), size_text(b or 0), _change(a or 0, b or 0, BYTES)) for kind, a, b in self.memory]
@@ -202,13 +214,18 @@ def compare(before: PlanData, after: PlanData) -> Comparison:
         memory=tuple((k, *pair) for k, pair in _pairs(before.memory, after.memory) if pair[0] != pair[1]),
         parameters=_layouts(_parameters(before), _parameters(after)),
         nodes=_layouts(*({n.name: (n.op, n.spec) for n in plan.nodes} for plan in (before, after))),
-        compute=_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}),
+        compute=(*_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}), *_host_copies(before, after)),
         moves=_moves(before, after),
         traffic=_traffic(before, after),
         peak=(sum(before.memory.values()), sum(after.memory.values())),
         recomputed=(tuple(before.recomputed), tuple(after.recomputed)),
+        offloaded=(_offloaded(before), _offloaded(after)),
         hidden=tuple((kind, a or 0.0, b or 0.0) for kind, (a, b) in _pairs(before.hidden, after.hidden) if a != b),
     )
+
+
+def _offloaded(plan: PlanData) -> tuple[str, ...]:
+    return tuple(f"{one.kind} of {plan.called(one.node)}" for one in plan.offloaded)
 
 
 def _mesh(plan: PlanData) -> str:
@@ -240,6 +257,11 @@ def _compute(before: Mapping[str, PlannedNode], after: Mapping[str, PlannedNode]
         if costs[0] != costs[1]:
             found.append(ComputeChange(name, (a or b).op, *costs))
     return tuple(found)
+
+
+def _host_copies(before: PlanData, after: PlanData) -> Iterable[ComputeChange]:
+    sides = ({plan.called(one.node): one.cost for one in plan.offloaded} for plan in (before, after))
+    return (ComputeChange(name, "copies to the host", a or 0.0, b or 0.0) for name, (a, b) in _pairs(*sides) if a != b)
 
 
 def _moves(before: PlanData, after: PlanData) -> tuple[Move, ...]:

@@ -16,6 +16,7 @@ from fxshard.errors import PlanError, closest
 from fxshard.layout.layouts import Layout, ceil_shape
 from fxshard.layout.redistribution import Step, exchange_shape, sent_bytes, walk
 from fxshard.mesh.mesh import Mesh
+from fxshard.plans.offload import Offload
 from fxshard.shapes import WeightedSizes
 
 NODE_COLLECTIVES = ("shift", "zigzag", "all_to_all", "dispatch", "combine")
@@ -184,7 +185,7 @@ class PlanData:
     it is for the example's sizes, whose shapes all entries have. ``fallbacks``: (node, reason) of nodes
     that are always replicated or run in place of another operator. ``partial``: True if ``nodes`` covers only some nodes, which makes the
     plan a set of pins. ``recomputed``: blocks of the model whose activations are not saved for the backward -> the nodes that run again
-    there, under the names that ``again`` gives.
+    there, under the names that ``again`` gives. ``offloaded``: what is held in the memory of the host.
 
     Some fields only say where things come from, and count neither for equality nor for ``hash``: ``model`` is the name of its class ("" if
     unknown), ``lines`` gives the user's source line of a node, ``places`` its module, ``reads`` the nodes that make its operands,
@@ -207,6 +208,7 @@ class PlanData:
     fallbacks: tuple[tuple[str, str], ...] = ()
     partial: bool = False
     recomputed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    offloaded: tuple[Offload, ...] = ()
     lines: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     picked: Mapping[str, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
     model: str = field(default="", compare=False, repr=False)
@@ -229,6 +231,11 @@ class PlanData:
     @cached_property
     def specs(self) -> dict[str, OpSpec]:
         return {n.name: n.spec for n in self.nodes}
+
+    @cached_property
+    def on_host(self) -> Mapping[str, str]:
+        """Node of a parameter -> what of it is on the host, one of ``offload.KINDS``."""
+        return {one.node: one.kind for one in self.offloaded}
 
     @cached_property
     def hidden(self) -> Mapping[str, float]:

@@ -24,6 +24,8 @@ from fxshard.memory_profile import KINDS
 from fxshard.mesh.hardware import HARDWARE
 from fxshard.mesh.hardware_file import ITEMSIZES, read_hardware, write_hardware
 from fxshard.mesh.mesh import Mesh
+from fxshard.plans.offload import KINDS as OFFLOADS
+from fxshard.plans.offload import Offload
 from fxshard.plans.plan_data import (
     NODE_COLLECTIVES,
     Certificate,
@@ -88,6 +90,7 @@ def plan_fields(plan: PlanData, sources: bool = True) -> dict[str, Any]:
         "redistributions": [_write_redistribution(r, plan.mesh) for r in plan.redistributions],
         "fallbacks": [{"node": node, "reason": reason} for node, reason in plan.fallbacks],
         **({"recomputed": [{"block": name, "nodes": list(nodes)} for name, nodes in plan.recomputed.items()]} if plan.recomputed else {}),
+        **({"offloaded": [vars(one) for one in plan.offloaded]} if plan.offloaded else {}),
         **(write_sources(plan) if sources else {}),
     }
 
@@ -169,6 +172,7 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
         "memory_sizes": read_sizes,
         "example_sizes": read_example_sizes,
         "recomputed": _read_recomputed,
+        "offloaded": lambda f: f.tuple_of(_read_offload),
         "collectives": Field.items,
         **{name: read for name, (_, read) in SOURCES.items()},
     }
@@ -246,6 +250,14 @@ def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
             raise one.fail(f"the block {name!r} occurs twice", FIX)
         blocks[name] = nodes
     return blocks
+
+
+def _read_offload(field: Field) -> Offload:
+    readers: Readers = {"node": Field.text, "kind": Field.text, "held": Field.whole, "inward": Field.whole, "outward": Field.whole}
+    found = Offload(**field.record({**readers, "cost": _figure}))
+    if found.kind not in OFFLOADS:
+        raise field.fail(f"unknown kind {found.kind!r}{closest(found.kind, OFFLOADS)}", f"kinds are {', '.join(OFFLOADS)}")
+    return found
 
 
 def _shape(field: Field) -> tuple[int, ...]:
@@ -398,6 +410,11 @@ def _check_names(plan: PlanData, fields: Mapping[str, Field]) -> None:
             if name not in operands or again(name) not in operands:
                 what = f"{name!r} of the block {block!r} is recomputed, but {name!r} and {again(name)!r} are not both nodes of the plan"
                 raise fields["recomputed"].items()[number].fail(what, FIX)
+    parameters = {node for node, kind in plan.kinds.items() if kind == "parameter"}
+    for number, one in enumerate(plan.offloaded):
+        if one.node not in parameters or one.node in {other.node for other in plan.offloaded[:number]}:
+            what = f"{one.node!r} is no parameter of the plan, or is named twice"
+            raise fields["offloaded"].items()[number].fail(what, FIX)
     for number, end in enumerate(plan.inputs):
         if end.node not in operands and not plan.partial:
             raise fields["inputs"].items()[number].fail(f"input node {end.node!r} is not a node of the plan", FIX)
@@ -434,7 +451,8 @@ def _check_figures(plan: PlanData, fields: Mapping[str, Field]) -> None:
         if entry.hidden and not _may_hide(plan, entry):
             what = f"{entry.hidden} us are hidden, but {entry.value!r} is neither a parameter that is gathered nor a gradient"
             raise fields["redistributions"].items()[number].fail(what, FIX)
-    total = sum(node.compute for node in plan.nodes) + sum(entry.cost for entry in plan.redistributions)
+    total = sum(node.compute for node in plan.nodes) + sum(r.cost for r in plan.redistributions) + sum(one.cost for one in plan.offloaded)
+    beside = " with copies to the host" if plan.offloaded else ""
     if not math.isclose(plan.objective, total, rel_tol=ROUNDING):
-        what = f"the objective is {plan.objective}, but nodes and redistributions cost {total} together"
+        what = f"the objective is {plan.objective}, but nodes and redistributions cost {total} together{beside}"
         raise fields["certificate"].fail(what, FIX)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fxshard.memory_profile import MemoryProfile
     from fxshard.plans.explanation import Explanation
     from fxshard.plans.plan_at import PlanAt
+    from fxshard.plans.price_regret import PriceRegret
     from fxshard.plans.reasons import CollectiveReason
 
 
@@ -34,6 +35,9 @@ class Origin(Protocol):
 
     def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
         """As ``ShardingPlan.at``."""
+
+    def regret(self, plan: ShardingPlan, error: float, draws: int) -> PriceRegret:
+        """As ``ShardingPlan.regret``."""
 
     def holds_up_to(self, plan: ShardingPlan) -> Mapping[str, int | None]:
         """As ``ShardingPlan.holds_up_to``."""
@@ -89,6 +93,14 @@ class ShardingPlan(PlanData):
         plan that was read from a file or copied.
         """
         return self._maker().at(self, sizes)
+
+    def regret(self, error: float = 0.3, draws: int = 50) -> PriceRegret:
+        """What this plan loses if prices are wrong: each is multiplied by a number between 1 / (1 + error) and 1 + error, ``draws`` times,
+        and the problem is solved again under the same constraints. The draws are the same each time.
+
+        Raises OptionError for an ``error`` or ``draws`` out of range or a plan that minimises bytes, PlanError as ``explain``.
+        """
+        return self._maker().regret(self, error, draws)
 
     def holds_up_to(self) -> Mapping[str, int | None]:
         """For each dynamic dim without a ``max``, by name: the largest size at which the plan keeps its memory limit, with the other dims

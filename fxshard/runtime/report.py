@@ -38,8 +38,8 @@ def save_report(
 
     ``title``: of the page (default: the model's class). ``answers``: results of ``plan.explain`` to show. ``alternatives``: asks about so
     many values more, those that cost most. A plan that ``fxshard.plan`` made in this process is lowered for its timeline; a program has
-    one. The timeline of a
-    plan that was read from a file or copied is in the order of its nodes, and its memory over time is unknown; its page says so.
+    one. Of a plan that was read from a file or copied, the timeline is in the order of its nodes and memory over time is unknown; the page
+    says so.
 
     Raises:
         FileError: the path cannot be written. PlanError: alternatives of a plan that does not know its graph. OptionError: not a plan or

@@ -40,6 +40,7 @@ def plain_plan(view: PlanView, globs: Sequence[str] = ()) -> dict[str, Any]:
         "exposed": view.exposed,
         "hidden": view.hidden,
         "recomputed": [row["block"] for row in view.fields.get("recomputed", ())],
+        "offloaded": [{**row, "parameter": view.called(row["node"])} for row in view.fields.get("offloaded", ())],
         "memory": dict(sorted(view.memory.items())),
         "memory_limit": view.memory_limit,
         **{name: view.fields[name] for name in ("memory_sizes", "example_sizes") if name in view.fields},

@@ -47,6 +47,8 @@ def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]
     rows += [("packed", text) for text in packed_texts(view)]
     blocks = [row["block"] for row in view.fields.get("recomputed", ())]
     rows += [("computed again", f"{count_text(len(blocks), 'block')}: {listed(merged_names(blocks), NAMES_WIDTH)}")] if blocks else []
+    rows += [("gathered in fp8", text) for text in fp8_texts(view)]
+    rows += [(f"{kind} on the host", text) for kind, text in offloaded_texts(view).items()]
     return rows + ([("local graphs", graphs_text(program))] if program is not None else [])
 
 
@@ -129,6 +131,26 @@ def packed_texts(view: PlanView) -> list[str]:
             if dim is not None:
                 found.setdefault(f"{one} shards each part of dim {dim[1]} by itself", []).append(name)
     return [f"{meaning}: {listed(merged_names(names), NAMES_WIDTH)}" for meaning, names in found.items()]
+
+
+def fp8_texts(view: PlanView) -> list[str]:
+    """The gathers of values in fp8, in one line, if there are any."""
+    fp8 = {name for name, node in view.nodes.items() if any(dtype.startswith("float8") for dtype in node.get("dtypes", ()))}
+    sent = [c.bytes for c in view.collectives if c.kind == "all_gather" and c.value in fp8]
+    return [f"{count_text(len(sent), 'gather')}, {size_text(sum(sent))}: planned only, not run on a GPU yet"] if sent else []
+
+
+def offloaded_texts(view: PlanView) -> dict[str, str]:
+    """What is on the host, by kind: of which parameters, how many bytes, what a step copies, and what that costs."""
+    found: dict[str, str] = {}
+    for kind, word in (("optimizer", "optimizer state"), ("parameters", "parameters")):
+        ones = [one for one in view.fields.get("offloaded", ()) if one["kind"] == kind]
+        held, inward, outward = (size_text(sum(one[name] for one in ones)) for name in ("held", "inward", "outward"))
+        cost = cost_text(sum(one["cost"] for one in ones), view.unit)
+        names = listed(merged_names(view.called(one["node"]) for one in ones), NAMES_WIDTH)
+        if ones:
+            found[word] = f"{held}: a step copies {inward} to the device and {outward} back, {cost}; of {names}"
+    return found
 
 
 def layouts(view: PlanView, most: int | None = None) -> str:

@@ -31,7 +31,9 @@ def read_view(text: bytes, where: str) -> PlanView:
     check_plan(root)
     view = PlanView(root.value)
     if not view.partial:
-        total = math.fsum([*(node["compute"] for node in view.nodes.values()), *(entry["cost"] for entry in view.redistributions)])
+        parts = [node["compute"] for node in view.nodes.values()]
+        parts += [entry["cost"] for entry in (*view.redistributions, *view.fields.get("offloaded", ()))]
+        total = math.fsum(parts)
         sent = sum(step["kind"] not in LOCAL for entry in view.redistributions for step in entry["steps"])
         own = sum(len(node.get("collectives", ())) for node in view.nodes.values())
         if not math.isclose(total, view.objective, rel_tol=ROUNDING) or len(view.collectives) != sent + own:

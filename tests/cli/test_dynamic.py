@@ -10,7 +10,7 @@ import torch
 
 import fxshard
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.cli.console.exit_codes import USER_ERROR
 
 MODEL = """
 import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxshard.cli.factory import load_model
+from fxshard.cli.arguments.factory import load_model
 from fxshard.errors import FxshardError
 
 CODE = """

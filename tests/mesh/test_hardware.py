@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -145,3 +146,16 @@ def test_damaged_files_are_refused(text: str, tmp_path: Path) -> None:
 
 def test_measured_kinds_are_those_of_redistribution() -> None:
     assert set(KINDS) == set(redistribution.COLLECTIVES)
+
+
+def test_an_architecture_is_saved_by_name_and_an_unknown_one_refused(tmp_path: Path) -> None:
+    """A file without one has none: its kernels reach its rates, and its collectives take latency and bytes over bandwidth."""
+    path = tmp_path / "h.json"
+    save(dataclasses.replace(HARDWARE["h100"], name="mine"), path)
+    assert load(path).architecture == "hopper"
+    text = path.read_text()
+    path.write_text(text.replace('"hopper"', '"hoper"'))
+    with pytest.raises(FileError, match=r"unknown architecture 'hoper'.*hopper"):
+        load(path)
+    path.write_text(text.replace('"architecture": "hopper",\n', ""))
+    assert load(path).reached is None

@@ -81,8 +81,8 @@ def test_rows_travel_where_a_token_chooses_few_experts() -> None:
 
 
 def test_tokens_are_gathered_where_they_choose_many() -> None:
-    """On 2 ranks, 1.25 x 3 / 2 of the tokens are more than the whole, with the ids and weights that a gather moves too."""
-    plan, sent = least_sent("ep=2", choices=3)
+    """On 2 ranks, four journeys of 1.25 x 4 / 2 of the tokens send more than the tokens, their gradients and the experts' matrices."""
+    plan, sent = least_sent("ep=2", choices=4)
     assert not {"dispatch", "combine"} & {c.kind for c in plan.collectives}
     assert ("all_gather", ROWS // 2) in sent
 

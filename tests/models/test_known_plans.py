@@ -24,7 +24,7 @@ def test_a_known_plan_sends_its_formula_and_the_solvers_plan_costs_no_more(name:
     result = compared(SETTINGS[name]())
     assert traffic(result.known) == result.formula
     assert result.no_worse
-    assert result.found.gap < 1e-6
+    assert result.found.gap < (1e-6 if result.setting.memory_limit is None else 5e-3), "a binding memory limit may leave a gap"
 
 
 def sent(terms: tuple[Term, ...], *kinds: str) -> int:

@@ -120,8 +120,10 @@ def published(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 @pytest.mark.parametrize(("name", "ranks"), [("gpt2", 2), ("gpt2", 4), ("phi3", 4)])
 def test_models_of_transformers_have_megatrons_collectives_without_pins(name: str, ranks: int) -> None:
-    """Four all-reduces a layer, two forward and two backward, with whole inputs and results."""
+    """Four all-reduces a layer, two forward and two backward, with whole inputs and results. A gradient of the head, which is small, may be
+    computed in shards and gathered."""
     model, tokens = published(name)
     mesh = fxshard.Mesh({"tp": ranks}, hardware="h100")
     plan = fxshard.plan(model, (tokens,), mesh, input_layouts="R", output_layouts="R")
-    assert plan.gap == 0 and [c.kind for c in plan.collectives] == ["all_reduce"] * 8
+    kinds = [c.kind for c in plan.collectives if c.readers[0][0] != "output"]
+    assert plan.gap == 0 and kinds == ["all_reduce"] * 8

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxshard.pipelines.cut import Chain, Cut, Layer, best_cut, bounds, least_memory
-from fxshard.pipelines.schedule import step_time
+from fxshard.pipelines.schedule import SCHEDULES, in_flight, stages_of_rank, step_time
 
 SIZES = st.integers(0, 9)
 LAYER = st.builds(
@@ -19,6 +19,7 @@ LAYER = st.builds(
     name=st.just("layer"),
     time=st.integers(1, 9),
     held=SIZES,
+    gradients=SIZES,
     saved=SIZES,
     working=SIZES,
     entering=st.integers(0, 3),
@@ -26,11 +27,11 @@ LAYER = st.builds(
     starts=st.sampled_from([True, True, True, False]),
 )
 CHAIN = st.builds(
-    lambda layers, stages, extra, schedule: Chain(tuple(layers), stages, stages + extra, schedule),
+    lambda layers, stages, extra, schedule: Chain(tuple(layers), stages * stages_of_rank(schedule), stages * (1 + extra), schedule),
     st.lists(LAYER, min_size=1, max_size=7),
     st.integers(1, 4),
     st.integers(0, 4),
-    st.sampled_from(["1F1B", "GPipe"]),
+    st.sampled_from(SCHEDULES),
 )
 
 
@@ -40,11 +41,11 @@ def cuts(chain: Chain) -> Iterator[Cut]:
 
 
 def took(chain: Chain, cut: Cut) -> float:
-    return step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))], chain.microbatches)
+    return step_time([chain.time(*ends) for ends in bounds(cut, len(chain.layers))], chain.microbatches, chain.several)
 
 
 def peak(chain: Chain, cut: Cut) -> int:
-    return max(chain.memory(i, *ends) for i, ends in enumerate(bounds(cut, len(chain.layers))))
+    return chain.several * max(chain.memory(i, *ends) for i, ends in enumerate(bounds(cut, len(chain.layers))))
 
 
 @given(CHAIN, st.one_of(st.integers(0, 120), st.just(math.inf)))
@@ -59,6 +60,24 @@ def test_the_best_cut_is_the_best_of_all(chain: Chain, limit: float) -> None:
 @given(CHAIN)
 def test_the_least_memory_is_that_of_some_cut(chain: Chain) -> None:
     assert least_memory(chain) == min((peak(chain, cut) for cut in cuts(chain)), default=None)
+
+
+@given(CHAIN)
+def test_the_memory_of_a_stage_is_the_peak_of_its_steps(chain: Chain) -> None:
+    """Counted event by event: forwards of the microbatches in flight, then a backward, whose gradients are added to the sums at its end."""
+    stages = {(i, *ends) for cut in cuts(chain) for i, ends in enumerate(bounds(cut, len(chain.layers)))}
+    for i, first, end in sorted(stages):
+        layers = chain.layers[first:end]
+        flying = in_flight(chain.schedule, i, chain.stages, chain.microbatches)
+        now = sum(x.held for x in layers) + (sum(x.gradients for x in layers) if chain.microbatches > 1 else 0)
+        now += sum(flying * x.saved for x in layers)
+        now += chain.microbatches * sum(chain.layers[k].entering for k in (first, end) if 0 < k < len(chain.layers))
+        most = now
+        for layer in reversed(layers):
+            most = max(most, now + layer.working)
+            now += layer.gradients - layer.saved
+            most = max(most, now)
+        assert chain.memory(i, first, end) == most
 
 
 def test_1f1b_needs_less_memory_in_later_stages() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -39,7 +41,7 @@ class Wide(nn.Module):
 def planned(model: nn.Module, **options: Any) -> PipelinePlan:
     with torch.device("meta"):
         example = torch.empty(64, 256)
-    return fxshard.plan_pipeline(model.to("meta"), (example,), MESH, microbatches=4, cache=False, **options)
+    return fxshard.plan_pipeline(model.to("meta"), (example,), MESH, **{"microbatches": 4, "cache": False, **options})
 
 
 def test_stages_take_equal_time() -> None:
@@ -66,8 +68,8 @@ def test_a_layer_costs_what_its_own_plan_does() -> None:
     weights = 4 * (256 * 256 + 256)
     state = alone.memory["parameter"] + alone.memory["optimizer"]
     assert state == pytest.approx(3 * weights, rel=0.01)
-    activations = first.in_flight * 2 * 4 * 32 * 256  # what each layer saves: its input and its result
-    assert first.memory == pytest.approx(len(first.layers) * (4 * weights + activations), rel=0.15)
+    activations = (first.in_flight - 1) * 2 * 4 * 32 * 256  # what each layer saves: its input and its result
+    assert first.memory == pytest.approx(len(first.layers) * (5 * weights + activations), rel=0.15)  # two copies of the gradients
 
 
 def test_a_memory_limit_moves_the_cut_or_is_refused() -> None:
@@ -77,7 +79,34 @@ def test_a_memory_limit_moves_the_cut_or_is_refused() -> None:
     least = int(re.search(r"some cut needs .*?([\d,]+) bytes", str(error.value))[1].replace(",", ""))
     tight = planned(Wide(6), optimizer="adamw", memory_limit=least)
     assert max(stage.memory for stage in tight.stages) == least < max(stage.memory for stage in free.stages)
+    assert all(stage.memory_limit is None for stage in free.stages)
+    for stage in tight.stages:  # what one microbatch needs beside the sums of gradients and what others saved
+        assert stage.memory_limit is not None and 0.5 * stage.memory < stage.memory_limit < least
     assert tight.step_time > free.step_time and tight.starts != free.starts
+
+
+@pytest.mark.filterwarnings("error")
+def test_planning_warns_of_nothing_and_shows_its_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    planned(Wide())
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    planned(Wide())
+    assert re.search(r"planning layers: .* 0/8 ", terminal.getvalue()) and "Warning" not in terminal.getvalue()
+
+
+def test_interleaved_stages_wait_less_and_share_the_memory_of_a_rank() -> None:
+    two, four = planned(Wide(0)), planned(Wide(0), schedule="Interleaved1F1B")
+    assert [len(stage.layers) for stage in four.stages] == [2, 2, 2, 2] and four.several == 2
+    assert 1 / 9 < four.bubble < two.bubble < 0.3  # stages between others wait for two transfers
+    with pytest.raises(ConstraintError, match="no cut into 4 stages fits") as error:
+        planned(Wide(0), schedule="Interleaved1F1B", memory_limit=100_000)
+    least = int(re.search(r"some cut needs .*?([\d,]+) bytes", str(error.value))[1].replace(",", ""))
+    tight = planned(Wide(0), schedule="Interleaved1F1B", memory_limit=least)
+    assert 2 * max(stage.memory for stage in tight.stages) == least
+    with pytest.raises(OptionError, match="passes microbatches in 2 rounds of equal size, and there are 5"):
+        planned(Wide(0), schedule="Interleaved1F1B", microbatches=5)
 
 
 def test_inner_axes_keep_their_links() -> None:

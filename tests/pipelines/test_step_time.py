@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxshard.pipelines.schedule import bubble, in_flight, step_time
+from fxshard.pipelines.schedule import bubble, in_flight, microbatches_fit, step_time
 
 Event = tuple[str, int, int]
 
@@ -70,3 +70,35 @@ def test_no_step_takes_longer_if_backward_and_forward_have_one_ratio(schedule: s
     took, _ = simulated(schedule, forward, [ratio * f for f in forward], microbatches)
     times = [float(f + ratio * f) for f in forward]
     assert microbatches * max(times) <= took <= step_time(times, microbatches)
+
+
+def interleaved(rank: int, ranks: int, microbatches: int) -> list[Event]:
+    """torch's order, which is Megatron's, for two stages a rank: microbatches pass in rounds of ``ranks``."""
+    orders = {kind: [(k // (2 * ranks) * ranks + k % ranks, k // ranks % 2) for k in range(2 * microbatches)] for kind in "FB"}
+    forward = [("F", k, rank + half * ranks) for k, half in orders["F"]]
+    backward = [("B", k, rank + (1 - half) * ranks) for k, half in orders["B"]]
+    ahead = min(len(forward), ranks + 2 * (ranks - 1 - rank))
+    order, later = forward[:ahead], forward[ahead:]
+    for i, event in enumerate(backward):
+        order += [*later[i : i + 1], event]
+    return order
+
+
+@given(ranks=st.integers(1, 4), rounds=st.integers(1, 4), forward=st.integers(1, 9), backward=st.integers(1, 9))
+def test_a_step_of_equal_interleaved_stages(ranks: int, rounds: int, forward: int, backward: int) -> None:
+    microbatches, stages = ranks * rounds, 2 * ranks
+    waiting = [interleaved(i, ranks, microbatches) for i in range(ranks)]
+    ends: dict[Event, int] = {}
+    free, held, most = [0] * ranks, [0] * stages, [0] * stages
+    while any(waiting):
+        ready = next(i for i in range(ranks) if waiting[i] and needed(waiting[i][0], stages) in (None, *ends))
+        kind, _, stage = event = waiting[ready].pop(0)
+        before = needed(event, stages)
+        free[ready] = ends[event] = max(free[ready], ends[before] if before else 0) + (forward if kind == "F" else backward)
+        held[stage] += 1 if kind == "F" else -1
+        most[stage] = max(most[stage], held[stage])
+    times = [float(forward + backward)] * stages
+    assert max(free) == step_time(times, microbatches, 2) == (2 * microbatches + ranks - 1) * times[0]
+    assert bubble(times, microbatches, 2) == pytest.approx((ranks - 1) / (2 * microbatches + ranks - 1))
+    assert most == [in_flight("Interleaved1F1B", i, stages, microbatches) for i in range(stages)]
+    assert microbatches_fit("Interleaved1F1B", ranks, microbatches) and not microbatches_fit("Interleaved1F1B", 2, 5)

@@ -13,7 +13,7 @@ from torch import nn
 import fxshard
 from examples.llama import Llama
 from fxshard.cli import main as cli
-from fxshard.cli.exit_codes import USER_ERROR
+from fxshard.cli.console.exit_codes import USER_ERROR
 from fxshard.errors import FileError, OptionError, PlanError
 from tests.archive.hostile import edited
 from tests.cli.test_run import exported, same

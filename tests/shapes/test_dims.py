@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from fxshard.cli.dynamic_text import parse_dynamic, parse_sizes
+from fxshard.cli.arguments.dynamic_text import parse_dynamic, parse_sizes
 from fxshard.errors import OptionError
 from fxshard.shapes import DynamicDim, dynamic_dims
 

@@ -11,6 +11,7 @@ from fxshard.inspect.data import Subject, plan_of, to_json
 from fxshard.inspect.report.answers import answers_data
 from fxshard.inspect.report.graph_data import GraphData, rounded
 from fxshard.inspect.report.tables import Table
+from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.memory_profile import KINDS, MemoryProfile
 from fxshard.plans.explanation import Explanation
 from fxshard.plans.plan_data import PlanData
@@ -56,6 +57,7 @@ def report_data(subject: Subject, parts: Parts) -> dict[str, Any]:
         "facts": [list(row) for row in head(view)],
         "split": step_split(view),
         "memory": {"kinds": dict(plan.memory), "limit": plan.memory_limit},
+        "collectives": list(COLLECTIVES),
         "costliest": [_alike(view, found, graph) for found in grouped(view)[:COSTLIEST]],
         "traffic": [list(row.values()) for row in to_json(subject)["traffic"]],
         "graph": graph.to_json(),

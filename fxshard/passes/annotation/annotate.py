@@ -21,6 +21,7 @@ from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outpu
 from fxshard.layout.layouts import Layout, all_layouts, nested_chunk
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.expert_values import expert_nodes
+from fxshard.passes.annotation.fusion import Weights, traffic_of
 from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.overlap import Windows
@@ -300,7 +301,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh, family: GraphFamily | None) -> 
             if call.op == "fxshard.dropout.default" and call.arg(4, "inside", ""):
                 kernels = "its kernels draw by position in the shard, so it runs as scores, softmax, dropout and a product"
                 fallbacks.append((node.name, f"{WRITTEN_OUT} {call.arg(4)} with dropout; {kernels}"))
-    return Annotated(graph, mesh, specs, calls, tuple(fallbacks))
+    return Annotated(graph, mesh, specs, _priced(graph, calls, mesh), tuple(fallbacks))
 
 
 def _calls(graph: PlanningGraph, of_any_size: Collection[str]) -> dict[str, Call]:
@@ -309,6 +310,18 @@ def _calls(graph: PlanningGraph, of_any_size: Collection[str]) -> dict[str, Call
     known: dict[Call, Call] = {}
     found = {name: replace(call, any_size=True) if name in of_any_size else call for name, call in calls_of(graph).items()}
     return {name: known.setdefault(call, call) if call.is_hashable else call for name, call in found.items()}
+
+
+def _priced(graph: PlanningGraph, calls: Mapping[str, Call], mesh: Mesh) -> Mapping[str, Call]:
+    """The calls with the traffic that fusion leaves, on hardware whose architecture is known."""
+    if mesh.hardware.reached is None:
+        return calls
+    known: dict[tuple[int, Weights], Call] = {}
+    traffic = traffic_of(graph)
+    return {
+        name: known.setdefault((id(call), traffic[name]), replace(call, traffic=traffic[name])) if name in traffic else call
+        for name, call in calls.items()
+    }
 
 
 def _with_symbols(family: GraphFamily) -> frozenset[str]:

@@ -183,16 +183,20 @@ class Windows:
             made.setdefault(producer(value)[0], []).append(value)
         segments: list[list[float]] = [[]]
         claims: list[Claim] = []
+        unreduced = self.graph.unreduced
         for node in planned_nodes(self.graph):
             if node.op != "call_function":
                 continue
             if name_of(node.target) not in RELABELS:
                 border, before = len(segments) - 1, len(claims)
                 reads = [(k, value) for k, value in enumerate(operands(node)) if producer(value)[0] in self._parameters]
+                results = made.get(node, [])
                 claims += [Claim(border, False, (node.name, k), _bytes(value)) for k, value in reads]
-                claims += [Claim(border, True, (node.name, producer(value)[1]), _bytes(value)) for value in made.get(node, ())]
-                if len(claims) > before:
+                claims += [Claim(border, True, (node.name, producer(v)[1]), _bytes(v)) for v in results if v.name not in unreduced]
+                if len(claims) > before or results:
                     segments.append([])
+            elif node in made and any(value.name in unreduced for value in operands(node)):
+                claims.append(Claim(len(segments) - 2, True, (node.name, 0), _bytes(node)))  # a gradient cast before it is reduced
             segments[-1].append(self._min_compute_time(node))
         return segments, claims
 

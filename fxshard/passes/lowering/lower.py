@@ -48,6 +48,7 @@ from fxshard.passes.lowering.emit import emit_step
 from fxshard.passes.lowering.local_graph import NUMBERS, LocalGraph, SymbolicValues, Values
 from fxshard.passes.lowering.shaping import padded
 from fxshard.passes.lowering.size_classes import cuts, size_classes
+from fxshard.plans.offload import PARAMETERS
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import (
@@ -226,6 +227,8 @@ class _Lowering:
     local: LocalGraph
     values: dict[str, fx.Node] = field(default_factory=dict)
     """Local values by name, as they are emitted."""
+    fetched: dict[tuple[str, str], fx.Node] = field(default_factory=dict)
+    """Copies on the device of parameters on the host, by name and half."""
     moved: dict[int, fx.Node] = field(default_factory=dict)
     """Results by the index of their redistribution."""
     collectives: list[ProgramCollective] = field(default_factory=list)
@@ -236,7 +239,8 @@ class _Lowering:
         self.moves = {reader: i for i, r in enumerate(self.plan.redistributions) for reader in r.readers}
         self.calls = calls_of(self.graph)
         self._place = {n.name: k for k, n in enumerate(self.plan.nodes, len(self.plan.redistributions))}
-        times = Lifetimes(self.graph)
+        self.times = times = Lifetimes(self.graph)
+        self.on_host = {node for node, kind in self.plan.on_host.items() if kind == PARAMETERS}
         self.returned: dict[str, list[int]] = {}
         self.ahead: dict[str, list[int]] = {}
         for i, r in enumerate(self.plan.redistributions):
@@ -273,15 +277,25 @@ class _Lowering:
         for index in self.ahead.get(operand.name, ()):
             self._move(operand, index)
         if (reader, position) not in self.moves:
-            return self.values[operand.name]
+            return self._value(operand)
         return self._move(operand, self.moves[reader, position])
+
+    def _value(self, operand: fx.Node) -> fx.Node:
+        """The local tensor of a value as it is produced; a parameter on the host is copied to the device once in each half."""
+        origin = self.local.origin
+        if operand.name not in self.on_host or origin is None:
+            return self.values[operand.name]
+        half = "backward" if self.times.in_backward(origin) else "forward"
+        if (operand.name, half) not in self.fetched:
+            self.fetched[operand.name, half] = self.local.emit(torch.ops.fxshard.from_host.default, self.values[operand.name], half)
+        return self.fetched[operand.name, half]
 
     def _move(self, operand: fx.Node, index: int) -> fx.Node:
         """The result of a redistribution, emitted on first use."""
         if index in self.moved:
             return self.moved[index]
         entry, shape = self.plan.redistributions[index], _shape(operand)
-        x = self.values[operand.name] if entry.source == self._layout_of(operand) else self._move(operand, self._predecessor(entry))
+        x = self._value(operand) if entry.source == self._layout_of(operand) else self._move(operand, self._predecessor(entry))
         steps = partial(self._steps, x, entry, shape)
         made = self.local.record_or_replay((entry.source, entry.steps, tuple(map(plain, shape))), None, [x], steps)
         for number, ((layout, step, _), (_, collective)) in enumerate(zip(walk(entry.source, entry.steps), made, strict=True)):

@@ -19,7 +19,7 @@ from torch import fx
 
 from fxshard.graph.planning_graph import operands, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
-from fxshard.passes.annotation.lifetimes import parameter_state, values_of
+from fxshard.passes.annotation.lifetimes import values_of
 from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, given_layouts
 from fxshard.passes.memory.saved_for_backward import RECOMPUTED, Layouts, in_modes
 from fxshard.plans.plan_data import OpSpec
@@ -105,12 +105,11 @@ class MemoryLowerBound:
     def _made(self, value: fx.Node, halves: Sequence[Half]) -> Iterator[Live]:
         """The lives of a value with its own memory."""
         times, (source, index), born = self.times, producer(value), self.times.born(value)
+        if source.op == "placeholder":
+            yield from self.usage.of_input(value, certain=True)
+            return
         var, specs = self.usage.node_vars[source.name]
         bytes_ = self.usage.bytes_of(value, (self.cache(("given", index), (specs,), partial(given_layouts, specs, index)),))
-        if source.op == "placeholder":
-            state = parameter_state(value, self.usage.optimizer) if value.name in times.trained else 1.0
-            yield Live(*times.own_span(value), state * bytes_, var)
-            return
         if not halves:
             yield Live(born, born + 1, bytes_, var)
             return

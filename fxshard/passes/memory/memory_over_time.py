@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from torch import fx
 
@@ -12,8 +13,10 @@ from fxshard.cost.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import plain_shape, producer
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.annotation.lifetimes import Lifetimes, Span, parameter_state, shard_bytes, values_of
+from fxshard.passes.annotation.lifetimes import Lifetimes, Span, shard_bytes, values_of
 from fxshard.passes.memory import workspace
+from fxshard.passes.memory.offload import PLACES, shard_and_state, staged_bytes
+from fxshard.plans.offload import PARAMETERS
 from fxshard.plans.plan_data import OpSpec, Redistribution
 from fxshard.solver import Timeline
 
@@ -33,10 +36,18 @@ class Allocation:
 
 
 def allocations(
-    times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+    times: Lifetimes,
+    specs: Mapping[str, OpSpec],
+    moves: Sequence[Redistribution],
+    mesh: Mesh,
+    optimizer: Optimizer,
+    on_host: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Allocation]:
-    """The allocations of a plan. A value that is read only in other layouts dies once it is redistributed to them."""
-    found = []
+    """The allocations of a plan. A value that is read only in other layouts dies once it is redistributed to them.
+
+    ``on_host``: as in ``PlanData``. The optimiser's step counts at the time of the output: it copies what is on the host to the device.
+    """
+    found, staged = [], 0
     entries: dict[str, list[Redistribution]] = {}
     for move in moves:
         entries.setdefault(move.value, []).append(move)
@@ -45,10 +56,16 @@ def allocations(
         kind, have = times.kind(value), specs[source.name].outputs[index]
         if not times.is_view(source):
             size = _bytes(value, have, mesh)
-            span = times.own_span(value) if source.op == "placeholder" else (times.born(value), _until(value, times, entries, specs))
-            found.append(Allocation(value.name, kind, span, size, have))
-            if value.name in times.trained and (extra := round(size * (parameter_state(value, optimizer) - 1))):
-                found.append(Allocation(value.name, "optimizer", (0, times.end), extra, have))
+            given = source.op == "placeholder"
+            spans = [times.own_span(value) if given else (times.born(value), _until(value, times, entries, specs))]
+            if on_host.get(value.name) == PARAMETERS:
+                spans = [span for late in (False, True) for span in _fetched(value, late, times, entries, specs)]
+            found += [Allocation(value.name, kind, span, size, have) for span in spans]
+            state = shard_and_state(value, have, mesh, optimizer)[1] if value.name in times.trained else 0
+            if value.name in on_host and value.name in times.trained:
+                staged = max(staged, staged_bytes(value, have, PLACES[on_host[value.name]], mesh, optimizer))
+            elif state:
+                found.append(Allocation(value.name, "optimizer", (0, times.end), state, have))
         mine = entries.get(value.name, [])
         for entry in mine:
             returned = entry.readers and all(reader == "output" for reader, _ in entry.readers)
@@ -60,6 +77,8 @@ def allocations(
     for node, time in times.time.items():
         bytes_ = times.workspaces((node.name, mesh.shape), (specs[node.name],), partial(_workspace, node, specs[node.name], times, mesh))
         found.append(Allocation(node.name, "temporary", (time, time + 1), bytes_))
+    if staged:
+        found.append(Allocation("output", "temporary", (times.end - 1, times.end), staged))
     return found
 
 
@@ -68,6 +87,18 @@ def _workspace(node: fx.Node, spec: OpSpec, times: Lifetimes, mesh: Mesh) -> int
 
 
 Entries = Mapping[str, Sequence[Redistribution]]
+
+
+def _fetched(value: fx.Node, late: bool, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> list[Span]:
+    """The span of the copy of a parameter on the host that the forward, or the backward if ``late``, makes; none if it does not read it."""
+    readers = [r for r in times.readers.get(value, ()) if times.in_backward(r) is late]
+    if not readers:
+        return []
+    moves = [entry for entry in entries.get(value.name, ()) if any(times.in_backward(r) is late for r in _readers(entry, times))]
+    moved = {reader for entry in moves for reader in entry.readers}
+    plain = [r for r in readers if any(o is value and (r.name, k) not in moved for k, o in enumerate(times.operands[r]))]
+    ends = [_start(value, entry, times) + 1 for entry in moves]
+    return [(min(times.time[r] for r in readers), max([*ends, *(_read_until(value, r, times, entries, specs) for r in plain)]))]
 
 
 def _until(value: fx.Node, times: Lifetimes, entries: Entries, specs: Mapping[str, OpSpec]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -25,6 +25,7 @@ from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span, parameter_state, shard_bytes
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.memory import workspace
+from fxshard.passes.memory.offload import PARAMETER, held_on_device
 from fxshard.passes.memory.saved_for_backward import RECOMPUTED, Crossing, Modes
 from fxshard.plans.plan_data import OpSpec
 from fxshard.solver import Live
@@ -70,7 +71,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices`` determine the cheapest paths."""
+    """``node_vars`` and ``states`` as in ``Formulation``; ``price`` and ``prices`` determine the cheapest paths; ``places``: as in
+    ``Formulation``."""
 
     modes: Modes
     mesh: Mesh
@@ -80,6 +82,7 @@ class MemoryUse:
     states: Mapping[int, tuple[int, ...]]
     price: Price
     prices: Prices
+    places: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def as_produced(self, redistributed: Sequence[Redistributed]) -> Iterator[Live]:
         """Values as produced. One that is only returned, and never redistributed, lives to the end."""
@@ -88,12 +91,14 @@ class MemoryUse:
             source, index = producer(value)
             if times.is_view(source):
                 continue
+            if source.op == "placeholder":
+                yield from self.of_input(value)
+                continue
             var, specs = self.node_vars[source.name]
-            state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
             given = self.cache(("given", index), (specs,), partial(given_layouts, specs, index))
-            amounts = state * self.bytes_of(value, (given,))
+            amounts = self.bytes_of(value, (given,))
             lo, hi = self._made(value)
-            if times.only_returned(value) and source.op != "placeholder" and value not in moved:
+            if times.only_returned(value) and value not in moved:
                 hi = times.end
             if source not in self.modes.block:
                 yield Live(lo, hi, amounts, var)
@@ -103,6 +108,30 @@ class MemoryUse:
             yield Live(lo, early, amounts, var)
             yield Live(early, hi, amounts - again, var)
             yield Live(*self.modes.recomputed_span(value), again, var)
+
+    def of_input(self, value: fx.Node, certain: bool = False) -> Iterator[Live]:
+        """An input, to the end; a parameter with the state of its optimiser, unless that is on the host.
+
+        A parameter on the host counts while the forward and the backward read it; if ``certain``, only when they first do.
+        """
+        times, (var, specs) = self.modes.times, self.node_vars[value.name]
+        bytes_ = self.bytes_of(value, (self.cache(("given", 0), (specs,), partial(given_layouts, specs, 0)),))
+        state = parameter_state(value, self.optimizer) if value.name in times.trained else 1.0
+        held = state if var not in self.places else np.array([held_on_device(place, state) for place in self.places[var]])
+        yield Live(*times.own_span(value), held * bytes_, var)
+        if var not in self.places or PARAMETER not in self.places[var]:
+            return
+        fetched = np.where(np.array(self.places[var]) == PARAMETER, bytes_, 0.0)
+        early, late = (tuple(r for r in times.readers[value] if times.in_backward(r) is half) for half in (False, True))
+        redone = self.modes.recomputed_readers(value)
+        if early:
+            first = min(times.time[r] for r in early)
+            until = max(*(times.read_until(value, r) for r in early), self.modes.views_until(value))
+            yield Live(first, first + 1 if certain else until, fetched, var)
+        if late or redone:
+            first, until = self.modes.backward_span(late, redone, value)
+            if not (certain and redone):
+                yield Live(first, first + 1 if certain else until, fetched, var)
 
     def _made(self, value: fx.Node) -> Span:
         """The span in which the value exists as produced."""

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import fx
 
@@ -28,13 +29,18 @@ HEAVIEST = 5
 
 
 def planned_profile(
-    times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+    times: Lifetimes,
+    specs: Mapping[str, OpSpec],
+    moves: Sequence[Redistribution],
+    mesh: Mesh,
+    optimizer: Optimizer,
+    on_host: Mapping[str, str] = MappingProxyType({}),
 ) -> MemoryProfile:
     """Memory of the largest rank while each node of the planning graph runs, at ceil sizes; each node, inputs included, is a step."""
     graph = times.graph
     names, values = _ends(graph), graph.by_name
     tensors, taken = [], Counter[int]()
-    for one in allocations(times, specs, moves, mesh, optimizer):
+    for one in allocations(times, specs, moves, mesh, optimizer, on_host):
         if one.layout is None:
             taken[one.span[0]] += one.bytes
         elif one.bytes:
@@ -45,10 +51,15 @@ def planned_profile(
 
 
 def memory_at_peak(
-    times: Lifetimes, specs: Mapping[str, OpSpec], moves: Sequence[Redistribution], mesh: Mesh, optimizer: Optimizer
+    times: Lifetimes,
+    specs: Mapping[str, OpSpec],
+    moves: Sequence[Redistribution],
+    mesh: Mesh,
+    optimizer: Optimizer,
+    on_host: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, int]:
     """Bytes per device at the peak, by kind."""
-    found = allocations(times, specs, moves, mesh, optimizer)
+    found = allocations(times, specs, moves, mesh, optimizer, on_host)
     time, _ = total_over_time(found).peak()
     kinds: dict[str, int] = {}
     for one in found:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import fx
 
 from fxshard.graph.planning_graph import PlanningGraph, operands, producer
@@ -29,6 +30,16 @@ def in_modes(cache: IdentityCache, layouts: Layouts, states: tuple[int, ...] | N
         return layouts
     made = lambda: tuple(at if mode in modes else None for at, mode in zip(layouts, states, strict=True))  # noqa: E731
     return cache(("in modes", modes), (layouts, states), made)
+
+
+def recompute_costs(have: Layouts, read: Layouts, modes: Sequence[int], redone: int) -> np.ndarray:
+    """0 for consistent pairs: a recomputed value takes a state from ``redone`` on, with the layout in which it is produced; others take an
+    earlier state. Else inf."""
+    second, again = np.arange(len(read)) >= redone, np.array(modes) == RECOMPUTED
+    numbers = {layout: k for k, layout in enumerate(dict.fromkeys((*have, *read)))}
+    made, wanted = (np.array([numbers[layout] for layout in end]) for end in (have, read))
+    wrong = (again[:, None] != second[None, :]) | (again[:, None] & (made[:, None] != wanted[None, :]))
+    return np.where(wrong, np.inf, 0.0)
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,13 @@ from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.annotation.recompute import Recomputed, expanded
 from fxshard.passes.memory.memory_over_time import allocations, total_over_time
+from fxshard.passes.memory.offload import DEVICE, KIND, HostCopies
 from fxshard.passes.memory.planned_memory import Shortage, memory_at_peak, planned_profile
 from fxshard.passes.planning import communication_limits
 from fxshard.passes.planning.admissible_specs import conflict_error, plan_pin_text, user_location
 from fxshard.passes.planning.constrain import Condition, Constraints, Equality
-from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.redistributions import Specs, hiding, redistributions
 from fxshard.plans.constraints import OBJECTIVES
 from fxshard.plans.plan_data import Certificate, OpSpec, Place, PlanEnd, PlannedNode, Redistribution, again
@@ -125,19 +127,21 @@ def solved(
 
 def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:
     """Bytes that the plan of these choices holds at each time of the problem's lives."""
-    times, specs, moves = _in_memory(annotated, formulation, choices)
-    found = allocations(times, specs, moves, annotated.mesh, constraints.optimizer)
+    times, specs, moves, on_host = _in_memory(annotated, formulation, choices)
+    found = allocations(times, specs, moves, annotated.mesh, constraints.optimizer, on_host)
     counted = np.zeros(max(formulation.times.values()) + 1)
     for (node, _), bytes_ in zip(times.time.items(), total_over_time(found).at(list(times.time.values())), strict=True):
         counted[formulation.times[node.name]] = bytes_
     return counted
 
 
-def _in_memory(annotated: Annotated, formulation: Formulation, choices: Sequence[int]) -> tuple[Lifetimes, Specs, list[Redistribution]]:
-    """The lifetimes, specs and redistributions of the plan of these choices, at the sizes that its memory refers to."""
+def _in_memory(
+    annotated: Annotated, formulation: Formulation, choices: Sequence[int]
+) -> tuple[Lifetimes, Specs, list[Redistribution], Mapping[str, str]]:
+    """The lifetimes, specs and redistributions of the plan of these choices, at the sizes that its memory refers to; and ``on_host``."""
     decision = _decision(annotated.graph, formulation, choices)
     annotated, specs = _expanded(annotated.at_memory_sizes, decision)
-    return annotated.times, specs, redistributions(annotated, specs, formulation.price, decision.kept, None)
+    return annotated.times, specs, redistributions(annotated, specs, formulation.price, decision.kept, None), decision.on_host
 
 
 def decide(annotated: Annotated, constraints: Constraints, formulation: Formulation, solution: Solution) -> ShardingPlan:
@@ -160,11 +164,18 @@ def decide(annotated: Annotated, constraints: Constraints, formulation: Formulat
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The content of a plan: an OpSpec per node, the layouts in which values are saved for the backward, and the recomputed blocks."""
+    """The content of a plan: an OpSpec per node, the layouts in which values are saved for the backward, the recomputed blocks, and the
+    places of parameters that are not on the device."""
 
     specs: Specs
     kept: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
     recomputed: Recomputed = dataclasses.field(default_factory=dict)
+    places: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def on_host(self) -> Mapping[str, str]:
+        """As in ``PlanData``."""
+        return {name: KIND[place] for name, place in self.places.items()}
 
 
 def _decision(graph: PlanningGraph, formulation: Formulation, choices: Sequence[int]) -> Decision:
@@ -174,7 +185,8 @@ def _decision(graph: PlanningGraph, formulation: Formulation, choices: Sequence[
     specs["output"] = OpSpec(_returned(graph, specs, results), ())
     kept = {k.crossing.value.name: layout for k in formulation.kept if (layout := k.layouts[choices[k.var]]) is not None}
     redone = {block.name: tuple(n.name for n in block.nodes) for var, block in formulation.blocks.items() if choices[var]}
-    return Decision(specs, kept, redone)
+    chosen = {name: formulation.places[var][choices[var]] for name, (var, _) in formulation.node_vars.items() if var in formulation.places}
+    return Decision(specs, kept, redone, {name: place for name, place in chosen.items() if place != DEVICE})
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
@@ -194,7 +206,8 @@ def write_plan(
     nodes = tuple(_planned_node(n, annotated, specs[n.name], timed) for n in annotated.times.operands)
     hides = hiding(traced, decision.recomputed) if timed else None
     moves = tuple(redistributions(annotated, specs, price, decision.kept, hides))
-    total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves)])
+    offloaded = HostCopies(annotated.times, mesh, optimizer, unit).entries(specs, decision.places) if decision.places else ()
+    total = math.fsum([*(n.compute for n in nodes), *(m.cost for m in moves), *(one.cost for one in offloaded)])
     returned = annotated.times.operands[graph.module.graph.output_node()]
     return ShardingPlan(
         mesh=mesh,
@@ -205,7 +218,7 @@ def write_plan(
         certificate=Certificate(unit, total, 0.0),
         inputs=tuple(PlanEnd(i.kind, i.name, i.node) for i in graph.inputs),
         outputs=tuple(PlanEnd(o.kind, o.name, n.name) for o, n in zip(graph.outputs, returned, strict=True)),
-        memory=memory_at_peak(annotated.at_memory_sizes.times, specs, moves, mesh, optimizer),
+        memory=memory_at_peak(annotated.at_memory_sizes.times, specs, moves, mesh, optimizer, decision.on_host),
         memory_limit=memory_limit,
         memory_sizes=dict(annotated.at_memory_sizes.sizes),
         example_sizes=tuple(WeightedSizes(one.sizes, weight) for weight, one in annotated.samples),
@@ -217,6 +230,7 @@ def write_plan(
         results={n.name: found for n, read in annotated.times.operands.items() if any(found := tuple(producer(o)[1] for o in read))},
         picked={m.value: (producer(n)[0].name, producer(n)[1]) for m in moves if is_getitem(n := graph.by_name[m.value])},
         recomputed=decision.recomputed,
+        offloaded=offloaded,
     )
 
 
@@ -294,7 +308,8 @@ def _shortage(error: InfeasibleError, annotated: Annotated, constraints: Constra
     assert error.least_usage is not None and error.usage_bound is not None and constraints.memory_limit is not None
     profile, mesh = None, annotated.mesh
     if error.least_choices:
-        profile = planned_profile(*_in_memory(annotated, formulation, error.least_choices), mesh, constraints.optimizer)
+        times, specs, moves, on_host = _in_memory(annotated, formulation, error.least_choices)
+        profile = planned_profile(times, specs, moves, mesh, constraints.optimizer, on_host)
     return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile, annotated.at_memory_sizes.sizes)
 
 
@@ -379,7 +394,10 @@ def _constraints_from(requirements: Sequence[Requirement]) -> Constraints:
             reads[one.key] = (*reads.get(one.key, ()), one.wanted)
     found = Constraints(values, results, specs, equal=equal, communication=limits, reads=reads)
     memory = [w.wanted for w in requirements if w.kind == "memory"]
-    return dataclasses.replace(found, memory_limit=memory[0].memory_limit, optimizer=memory[0].optimizer) if memory else found
+    if not memory:
+        return found
+    asked = memory[0]
+    return dataclasses.replace(found, memory_limit=asked.memory_limit, optimizer=asked.optimizer, offload=asked.offload)
 
 
 def _holds(annotated: Annotated, objective: str, until: float | None, requirements: Sequence[Requirement]) -> bool:

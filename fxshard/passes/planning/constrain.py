@@ -15,6 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.byte_sizes import read_size
+from fxshard.cost.host import check_host
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.graph.objects import is_length
@@ -22,9 +23,11 @@ from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, ou
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.packing import packings_of
+from fxshard.passes.memory.offload import Offloading
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
 from fxshard.passes.planning.parallel_axes import axis_conditions, warn_of_unmatched
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
+from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel
 from fxshard.plans.plan_data import OpSpec, again
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -73,6 +76,7 @@ class Constraints:
     recomputed: frozenset[str] = frozenset()
     """Blocks that must be recomputed, whether that saves memory or not."""
     reads: Mapping[str, tuple[tuple[int, Condition], ...]] = field(default_factory=dict)
+    offload: Offloading = field(default_factory=Offloading)
 
 
 def constraints_of(
@@ -86,6 +90,7 @@ def constraints_of(
     constraints: Sequence[Constraint] | None = None,
     optimizer: Any = None,
     parallel: Parallel | None = None,
+    offload: Any = None,
 ) -> Constraints:
     """Reads the user's constraints; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     reader = _Reader(graph, mesh)
@@ -109,7 +114,23 @@ def constraints_of(
     kept = Optimizer.of(optimizer)
     redone = frozenset(pins.recomputed) if isinstance(pins, ShardingPlan) else frozenset()
     said = (tuple(reader.equal), tuple(reader.communication), kept, redone)
-    return Constraints(reader.values, reader.results, specs, limit, *said, reader.reads)
+    return Constraints(reader.values, reader.results, specs, limit, *said, reader.reads, _offloading(graph, mesh, offload, pins))
+
+
+def _offloading(graph: PlanningGraph, mesh: Mesh, given: Any, pins: Any) -> Offloading:
+    """``given``: kinds, as in ``fxshard.plan``; or what is on the host, by name of the parameter, which a plan given as pins says too."""
+    fixed = given if isinstance(given, Mapping) else None
+    nodes = {end.name: end.node for end in graph.inputs_of("parameter")}
+    if fixed is not None:
+        known = {nodes[name]: kind for name, kind in fixed.items() if name in nodes}
+    elif isinstance(pins, ShardingPlan) and not pins.partial:
+        known = dict(pins.on_host)
+    else:
+        known = None
+    found = Offloading(() if fixed is not None else read_offload(given), known)
+    if found.kinds or found.fixed:
+        check_host(mesh.hardware)
+    return found
 
 
 @dataclass(frozen=True)
@@ -214,9 +235,7 @@ class _Reader:
                 raise _wrong_count(named, several, self.mesh, user_text)
             for index, wanted in enumerate(several):
                 if wanted is not None:
-                    self._add_layout(
-                        _existing_place(named, index, wanted, user_text), wanted, f"result {index} of {named.what}", user_text, f"[{index}]"
-                    )
+                    self._add_layout(_existing_place(named, index, wanted, user_text), wanted, named.part(index), user_text, f"[{index}]")
 
     def _add_layout(self, place: Place, layout: Any, what: str, user_text: _UserText, part: str = "") -> None:
         """Adds a condition; a LayoutError quotes the user's text."""
@@ -266,7 +285,7 @@ class _Reader:
                     what = f"{named.what} has no layout of its own: it stands for values that others read too"
                     raise ConstraintError(what, where=str(equal), remedy="pin them, or name the values that the modules return")
                 if len(named.places) != 1:
-                    what = f"{named.what} has {count_text(len(named.places), 'result')}"
+                    what = f"{named.what} has {named.count}"
                     raise ConstraintError(what, where=str(equal), remedy=f"name one of them: {name + '[0]'!r}")
                 places[_existing_place(named, 0, "a name", _UserText(name, str(equal), whole=True))] = None
         if len(places) < 2:
@@ -295,14 +314,14 @@ def _existing_place(named: Named, index: int, wanted: Any, user_text: _UserText)
     """The requested result; raises LayoutError if it is not a tensor."""
     place = named.places[index]
     if place is None:
-        what = f"result {index} of {named.what} is not a tensor, or nothing reads it"
+        what = f"{named.part(index)} is not a tensor, or nothing reads it"
         raise LayoutError(what, where=user_text.text, remedy=f"give None in place of {wanted!r}")
     return place
 
 
 def _wrong_count(named: Named, given: Sequence[Any] | None, mesh: Mesh, user_text: _UserText) -> LayoutError:
     gives = count_text(1 if given is None else len(given), "layout")
-    what = f"{named.what} has {count_text(len(named.places), 'result')}, {user_text.text} gives {gives}"
+    what = f"{named.what} has {named.count}, {user_text.text} gives {gives}"
     example = ", ".join([repr("R" * mesh.ndim), *["None"] * (len(named.places) - 1)])
     return LayoutError(what, where=user_text.text, remedy=f"give one for each, None where free: pins={{{user_text.name!r}: ({example})}}")
 

@@ -17,7 +17,7 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from torch import fx
@@ -26,7 +26,7 @@ from fxshard.cost import bucketing_saving, time_price
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes, producer
 from fxshard.layout.layouts import Layout
-from fxshard.layout.redistribution import PathTable, Price, bytes_price, path_price, path_table_for
+from fxshard.layout.redistribution import Price, bytes_price, path_price, path_table_for
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import Annotated, input_layouts
 from fxshard.passes.annotation.groups import Group, groups, internal_redistributions, joint_specs
@@ -36,39 +36,19 @@ from fxshard.passes.annotation.overlap import Overlap
 from fxshard.passes.annotation.recompute import Block
 from fxshard.passes.memory.memory_lower_bound import MemoryLowerBound
 from fxshard.passes.memory.memory_use import Kept, MemoryUse, Reader, Redistributed
-from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing, Layouts, Modes, in_modes
+from fxshard.passes.memory.offload import DEVICE, HostCopies
+from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing, Layouts, Modes, in_modes, recompute_costs
+from fxshard.passes.memory.staging import Staging
 from fxshard.passes.planning.admissible_specs import admissible_specs, pins_of, plan_pin_text, satisfying, user_location
 from fxshard.passes.planning.communication_limits import SentTensor, limit_rows, own_bytes
 from fxshard.passes.planning.constrain import Condition, Constraints
+from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Place
 from fxshard.passes.trace.fakes.mixed_precision import reduces_pending
+from fxshard.plans.offload import PARAMETERS
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.plan_data import again as second_run
 from fxshard.solver import Live, PlacementProblem, Row, Transfer
-
-
-@dataclass(frozen=True)
-class Formulation:
-    """The problem and the meaning of its variables.
-
-    ``node_vars``: node -> (variable, specs); ``result_vars``: output index -> (variable, layouts).
-    """
-
-    problem: PlacementProblem
-    node_vars: Mapping[str, tuple[int, tuple[OpSpec, ...]]]
-    result_vars: Mapping[int, tuple[int, tuple[Layout, ...]]]
-    readers: Mapping[str, tuple[Reader, ...]]
-    price: Price
-    unit: str
-    start: tuple[int, ...] = ()
-    """A feasible choice to start from: replicated except where the constraints ask for something else."""
-    blocks: Mapping[int, Block] = field(default_factory=dict)
-    """Variable -> the block that it decides on: 1 if the block is recomputed."""
-    kept: tuple[Kept, ...] = ()
-    times: Mapping[str, int] = field(default_factory=dict)
-    """Time at which each node runs, second runs included; empty without a memory limit."""
-    relaxed: PlacementProblem | None = None
-    """The same problem with memory counted from below: a bound on it bounds every plan within the limit."""
 
 
 def formulate(annotated: Annotated, constraints: Constraints, objective: str = "time") -> Formulation:
@@ -96,6 +76,10 @@ class _Builder:
     """(variable, the group that it decides on)."""
     states: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Variable -> the mode of each of its states, for variables with several modes."""
+    places: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """As in ``Formulation``."""
+    staged: tuple[Live, ...] = ()
+    """The copies of the optimiser's step."""
     blocks: dict[int, Block] = field(default_factory=dict)
     block_vars: dict[str, int] = field(default_factory=dict)
     """Block -> the variable that says whether it is recomputed."""
@@ -114,7 +98,8 @@ class _Builder:
         joint = [g for g in groups(self.graph, self._unconstrained) if self._joint(g)[0]]
         together = {n: g for g in joint for n in g.nodes}
         limit, redone = self.constraints.memory_limit, self.constraints.recomputed
-        self.modes = None if limit is None and not redone else Modes(self.graph, [g.nodes for g in joint])
+        unlimited = limit is None and not redone and PARAMETERS not in (self.constraints.offload.fixed or {}).values()
+        self.modes = None if unlimited else Modes(self.graph, [g.nodes for g in joint])
         unknown = redone - {block.name for block in self.modes.blocks} if self.modes else redone
         if unknown:
             what = f"the plan computes {', '.join(sorted(unknown))} again, which this model cannot"
@@ -132,6 +117,7 @@ class _Builder:
             self._transfers_of_value(self.graph.by_name[name], found)
         self._tangents()
         self._equalities()
+        self._stage_states()
         lives = () if self.modes is None or limit is None else self._lives(self.modes)
         problem = PlacementProblem(
             tuple(self.costs),
@@ -146,7 +132,8 @@ class _Builder:
         unit = "microseconds" if self.objective == "time" else "bytes"
         named = self.node_vars, self.result_vars, readers
         relaxed = None if self.modes is None or limit is None else self._relaxed(problem, readers, self.modes)
-        return Formulation(problem, *named, self.price, unit, tuple(self.start), self.blocks, tuple(self.kept), self._times(), relaxed)
+        made = Formulation(problem, *named, self.price, unit, tuple(self.start), self.blocks, tuple(self.kept), self._times(), relaxed)
+        return replace(made, places=self.places)
 
     def _times(self) -> dict[str, int]:
         if self.modes is None:
@@ -156,20 +143,20 @@ class _Builder:
 
     def _usage(self, modes: Modes) -> MemoryUse:
         priced = self.price, self.annotated.prices
-        return MemoryUse(modes, self.mesh, self.constraints.optimizer, self.cache, self.node_vars, self.states, *priced)
+        return MemoryUse(modes, self.mesh, self.constraints.optimizer, self.cache, self.node_vars, self.states, *priced, self.places)
 
     def _relaxed(self, problem: PlacementProblem, readers: Mapping[str, tuple[Reader, ...]], modes: Modes) -> PlacementProblem:
         """The problem that counts only the memory that every plan certainly needs."""
         kept = {one.crossing.value.name: one for one in self.kept}
         bound = MemoryLowerBound(self._usage(modes), readers, kept, list(self.transfers))
-        lives = tuple(bound.lives())
+        lives = (*bound.lives(), *self.staged)
         return replace(problem, lives=lives, transfers=tuple(bound.transfers))
 
     def _lives(self, modes: Modes) -> tuple[Live, ...]:
         """Memory as `Live`s: how many bytes, and when."""
         usage, copies = self._usage(modes), self.redistributed
         lasting = (*usage.as_produced(copies), *usage.redistributed(copies), *usage.within_groups(self.group_vars), *usage.kept(self.kept))
-        return (*lasting, *usage.workspaces(copies))
+        return (*lasting, *usage.workspaces(copies), *self.staged)
 
     def _communication_rows(self) -> tuple[Row, ...]:
         """A row per limit on communication: the bytes of transfers, and of the redistributions inside a group."""
@@ -206,8 +193,14 @@ class _Builder:
         self.edge_costs.append(costs)
 
     def _node(self, node: fx.Node) -> None:
-        specs = admissible_specs(node, self.annotated, self.constraints)
-        self._variable_for([node], node.name, self._compute_costs(node, specs), [specs])
+        specs, c = admissible_specs(node, self.annotated, self.constraints), self.constraints
+        places = c.offload.places(node, self.annotated.times, c.optimizer, c.memory_limit is not None)
+        if places == (DEVICE,):
+            self._variable_for([node], node.name, self._compute_costs(node, specs), [specs])
+            return
+        repeated = self.cache(("places", len(places)), (specs,), partial(operator.mul, specs, len(places)))
+        var = self._variable_for([node], node.name, self.host_copies.costs(node, specs, places), [repeated])
+        self.places[var] = tuple(place for place in places for _ in specs)
 
     def _variable_for(self, nodes: Sequence[fx.Node], name: str, costs: np.ndarray, options: Sequence[tuple[OpSpec, ...]]) -> int:
         """Adds one variable for nodes with these ``options``, repeated for each mode that the nodes may take, KEPT first."""
@@ -230,6 +223,20 @@ class _Builder:
             self.block_vars[block.name] = self._variable(f"recompute {block.name}", np.array([np.inf if forced else 0.0, 0.0]))
             self.blocks[self.block_vars[block.name]] = block
         return self.block_vars[block.name]
+
+    @cached_property
+    def host_copies(self) -> HostCopies:
+        unit = "microseconds" if self.objective == "time" else "bytes"
+        return HostCopies(self.annotated.times, self.mesh, self.constraints.optimizer, unit)
+
+    def _stage_states(self) -> None:
+        """Adds a variable for the bytes that the optimiser's step copies to the device at once: no less than any parameter on the host."""
+        if self.modes is not None and self.places:
+            staging = Staging(self._usage(self.modes))
+            hub = self._variable("staged for the step", np.zeros(len(staging.sizes)), len(staging.sizes) - 1)
+            for var, costs in staging.costs.items():
+                self._edge(var, hub, costs)
+            self.staged = (Live(self.modes.times.end - 1, self.modes.times.end, staging.sizes, hub),)
 
     def _compute_costs(self, node: fx.Node, specs: tuple[OpSpec, ...]) -> np.ndarray:
         prices = self.annotated.prices
@@ -361,8 +368,11 @@ class _Builder:
         to = self._variable(f"kept {value.name}", np.zeros(len(kept)), len(layouts) if none else layouts.index(have[self.start[var]]))
         self._transfer(value, var, have, [*early, (to, kept)], _places(halves[0]), crossing.first)
         self._transfer(value, to, read, [*late, *again], _places(halves[1]), crossing.second)
+        if var in self.places:
+            several = len({self.modes.block[n].name for n in crossing.redone}) > 1 if self.modes is not None else False
+            self._edge(var, to, self.host_copies.kept_costs(value, have, self.places[var], kept, none, several))
         if inside:
-            agree = partial(_recompute_costs, have, read, self.states[var], len(kept) - len(redone))
+            agree = partial(recompute_costs, have, read, self.states[var], len(kept) - len(redone))
             self._edge(var, to, self.cache("agree in mode", (have, read, self.states[var]), agree))
         if none:
             assert self.modes is not None
@@ -418,9 +428,9 @@ class _Builder:
         paths = path_table_for(there, *self.annotated.prices.extent(node), self.mesh, self.price)
         prices = np.zeros((len(layouts), len(layouts)))
         joins = beside is not None and beside.joins
-        prices[some] = _between(paths, paths.bucketed(bucketing_saving(self.mesh)) if joins else paths.prices, there)
+        prices[some] = paths.between(paths.bucketed(bucketing_saving(self.mesh)) if joins else paths.prices, there)
         if beside is not None:
-            prices[some] -= _between(paths, beside.hidden(paths.communication), there)
+            prices[some] -= paths.between(beside.hidden(paths.communication), there)
         if node.name in self.graph.unreduced:
             prices[some] = np.where(reduces_pending(there), np.inf, prices[some])
         return prices, [np.array([number[layout] for layout in end]) for end in ends]
@@ -467,24 +477,8 @@ class _Builder:
         return var, tuple(s.outputs[output] for s in specs)
 
 
-def _recompute_costs(have: Layouts, read: Layouts, modes: Sequence[int], redone: int) -> np.ndarray:
-    """0 for consistent pairs: a recomputed value takes a state from ``redone`` on, with the layout in which it is produced; others take an
-    earlier state. Else inf."""
-    second, again = np.arange(len(read)) >= redone, np.array(modes) == RECOMPUTED
-    numbers = {layout: k for k, layout in enumerate(dict.fromkeys((*have, *read)))}
-    made, wanted = (np.array([numbers[layout] for layout in end]) for end in (have, read))
-    wrong = (again[:, None] != second[None, :]) | (again[:, None] & (made[:, None] != wanted[None, :]))
-    return np.where(wrong, np.inf, 0.0)
-
-
 def _places(readers: Sequence[Reader]) -> list[tuple[str, int]]:
     return [(r.node, r.operand) for r in readers]
-
-
-def _between(paths: PathTable, figures: np.ndarray, layouts: Sequence[Layout]) -> np.ndarray:
-    """(len(layouts), len(layouts)) figures of the cheapest paths between some layouts."""
-    numbers = [paths.index[layout] for layout in layouts]
-    return figures[np.ix_(numbers, numbers)]
 
 
 def _equality_costs(left: Sequence[Layout | None], right: Sequence[Layout | None]) -> np.ndarray:

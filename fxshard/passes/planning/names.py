@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fxshard.errors import ConstraintError, closest
+from fxshard.errors import ConstraintError, closest, count_text
 from fxshard.graph.objects import call_result_spec
 from fxshard.graph.planning_graph import PlanningGraph, is_tensor, operands, outputs_of
 from fxshard.passes.planning.module_inputs import Readers, module_inputs
@@ -44,6 +44,16 @@ class Named:
     what: str
     places: tuple[Place | None, ...]
 
+    @property
+    def count(self) -> str:
+        """How many it has, in words: ``2 results``, ``1 input``."""
+        inputs = any(place is not None and place.readers for place in self.places)
+        return count_text(len(self.places), "input" if inputs else "result")
+
+    def part(self, index: int) -> str:
+        """Result or input ``index`` in words."""
+        return f"{self.what}[{index}]" if self.what.endswith(f".{INPUTS}") else f"result {index} of {self.what}"
+
 
 @dataclass(frozen=True)
 class Names:
@@ -59,10 +69,26 @@ class Names:
         """
         found = self._find(name, several) or _indexed_result(name, partial(self._find, several=True))
         if not found:
-            parameters = (i.name for i in self.graph.inputs_of("parameter"))
-            remedy = f"name one of {some([*parameters, *self.all])}"
-            raise ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, self.all)}", where=where, remedy=remedy)
+            raise self._unmatched(name, what, where)
         return list(dict.fromkeys(found))
+
+    def _unmatched(self, name: str, what: str, where: str) -> ConstraintError:
+        part = re.fullmatch(r"(.+)\[(\d+)\]", name)
+        whole, suffix = (part[1], f"[{part[2]}]") if part is not None else (name, "")
+        if few := next(iter(self._find(whole, several=True)), None):
+            names = [f"{whole}[{k}]" for k in range(len(few.places))]
+            remedy = f"name {whole}" if len(names) == 1 else f"name one of {some(names)}"
+            return ConstraintError(f"{what}{name!r}: {few.what} has {few.count}", where=where, remedy=remedy)
+        module, dot, last = whole.rpartition(".")
+        if dot and closest(last, [INPUTS]):
+            modules = [_as_glob(one) if "*" in module else one for one in self._module_inputs]
+            meant = closest(module, modules) and closest(whole, [f"{one}.{INPUTS}" for one in modules])
+            kinds = KINDS if last != INPUTS else f"module whose {INPUTS} are read"
+            remedy = f"name one of {some(f'{one}.{INPUTS}{suffix}' for one in modules)}"
+            return ConstraintError(f"{what}{name!r} matches no {kinds}{meant}", where=where, remedy=remedy)
+        parameters = (i.name for i in self.graph.inputs_of("parameter"))
+        remedy = f"name one of {some([*parameters, *self.all])}"
+        return ConstraintError(f"{what}{name!r} matches no {KINDS}{closest(name, self.all)}", where=where, remedy=remedy)
 
     def one(self, name: str, where: str) -> Place:
         """The one tensor that ``name`` means, in the first kind where it is unique; else a ConstraintError suggests names."""
@@ -178,7 +204,12 @@ def _indexed_result(name: str, find: Callable[[str], Sequence[Named]]) -> list[N
         return []
     index = int(part[2])
     whole = [named for named in find(part[1]) if len(named.places) > index]
-    return [Named(f"result {index} of {named.what}", named.places[index : index + 1]) for named in whole]
+    return [Named(named.part(index), named.places[index : index + 1]) for named in whole]
+
+
+def _as_glob(module: str) -> str:
+    """``layers.*.mlp`` for ``layers.0.mlp``."""
+    return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 def _distinct_places(calls: Iterable[Named]) -> list[Place]:

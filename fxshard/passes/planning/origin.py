@@ -20,12 +20,15 @@ from fxshard.passes.annotation.recompute import expanded
 from fxshard.passes.memory.planned_memory import planned_profile
 from fxshard.passes.planning.choose import allowance, decide, keeps_limit, solve_without_memory_limit, solved
 from fxshard.passes.planning.constrain import Condition, Constraints, pattern
-from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Names, Place
+from fxshard.passes.planning.regret import regret
 from fxshard.passes.planning.sizes_of_plan import holds_up_to, plan_at
 from fxshard.plans.comparison import compare
 from fxshard.plans.explanation import Choice, Explanation, Reading
 from fxshard.plans.plan_at import PlanAt
+from fxshard.plans.price_regret import PriceRegret
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.solver import InfeasibleError, NoPlanError, Solution, Solved
 
@@ -96,7 +99,7 @@ class Origin:
     def memory_profile(self, plan: ShardingPlan) -> MemoryProfile:
         """As ``ShardingPlan.memory_profile``."""
         times = expanded(self.annotated.at_memory_sizes, plan.recomputed).times
-        return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer)
+        return planned_profile(times, plan.specs, plan.redistributions, plan.mesh, self.constraints.optimizer, plan.on_host)
 
     def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
         """As ``ShardingPlan.at``."""
@@ -104,6 +107,10 @@ class Origin:
         if key not in self._at:
             self._at[key] = plan_at(plan, *self._asked, self._time_limit, sizes)
         return self._at[key]
+
+    def regret(self, plan: ShardingPlan, error: float, draws: int) -> PriceRegret:
+        """As ``ShardingPlan.regret``."""
+        return regret(plan, self.annotated, self.constraints, self._time_limit, error, draws)
 
     def holds_up_to(self, plan: ShardingPlan) -> Mapping[str, int | None]:
         """As ``ShardingPlan.holds_up_to``."""

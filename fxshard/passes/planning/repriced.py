@@ -26,7 +26,7 @@ SAME = 1e-9
 def objective_at(plan: ShardingPlan, own: Annotated, there: Annotated) -> float:
     """The cost of ``plan``, made for ``own``, at the sizes of ``there``: the same specs and steps, in the unit of its objective."""
     nodes, specs = expanded(there, plan.recomputed), plan.specs
-    moves = [entry.cost for entry in moves_at(plan, own, there)]
+    moves = [*(entry.cost for entry in moves_at(plan, own, there)), *(one.cost for one in plan.offloaded)]  # no sizes of parameters change
     if plan.certificate.unit == "bytes":
         return math.fsum([*(float(nodes.prices.sending(name, (specs[name],))[0]) for name in specs), *moves])
     return math.fsum([*(float(nodes.prices.computing(name, (specs[name],))[0]) for name in specs), *moves])
@@ -73,4 +73,4 @@ def memory_at(plan: ShardingPlan, graph: PlanningGraph, sizes: Mapping[str, int]
     """Peak bytes per device of ``plan`` at ``sizes`` of the graph's dynamic dims, by name."""
     assert graph.family is not None
     there = expand(replace(graph, module=graph.family.at(graph.family.with_derived(sizes)), family=None), plan.recomputed)
-    return sum(memory_at_peak(Lifetimes(there), plan.specs, plan.redistributions, plan.mesh, optimizer).values())
+    return sum(memory_at_peak(Lifetimes(there), plan.specs, plan.redistributions, plan.mesh, optimizer, plan.on_host).values())

@@ -47,7 +47,7 @@ def plan_at(
         other = replace(other, specs=specs)
     cost = objective_at(plan, annotated, replace(other, specs=annotated.specs))
     try:
-        best = _best(other, replace(constraints, memory_limit=None), objective, time_limit)
+        best = best_plan(other, replace(constraints, memory_limit=None), objective, time_limit)
     except ConstraintError as error:  # such as a result of one element that must be sharded
         what = f"there is no plan for {sizes_named(there)} to compare with: {error.what}"
         raise SizesError(what, where=error.where, remedy=f"ask at larger sizes; {ANOTHER}") from error
@@ -95,7 +95,8 @@ def _check_among(plan: ShardingPlan, specs: Mapping[str, tuple[OpSpec, ...]], si
         raise SizesError(what, where=plan.lines.get(node, f"node {node}"), remedy=ANOTHER)
 
 
-def _best(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None) -> ShardingPlan:
+def best_plan(annotated: Annotated, constraints: Constraints, objective: str, time_limit: float | None) -> ShardingPlan:
+    """The plan that the solver finds for an annotated graph."""
     formulation = formulate(annotated, constraints, objective)
     session = solved(annotated, constraints, formulation, allowance(time_limit))
     return decide(annotated, constraints, formulation, session.solution)

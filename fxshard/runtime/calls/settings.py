@@ -11,7 +11,8 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.runner import Dump
-from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision
+from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision, check_runs
+from fxshard.plans.offload import read_offload
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import Options, check_flag
 
@@ -25,6 +26,7 @@ class Settings(Options):
     ``mixed_precision``: dtypes to compute and to reduce in, besides those of the parameters. ``planner``: makes the plans.
     ``src_data_rank``: the global number of the rank whose weights and buffers count: it sends the others their shards; "same": each rank
     shards its own values, after comparing samples of them; None: likewise, without the comparison.
+    ``offload``: what may be on the host to keep the ``memory_limit``, as in ``fxshard.plan``.
     ``parallel``: one-word plans by axis, as in ``fxshard.plan``.
     ``dynamic``, ``dynamic_shapes``: which dims may change (docs/dynamic-shapes.md).
     """
@@ -33,6 +35,7 @@ class Settings(Options):
     planner: Planner = plan_graph
     src_data_rank: int | Literal["same"] | None = "same"
     parallel: Any = None
+    offload: Any = False
     dynamic: bool | None = None
     dynamic_shapes: Any = None
 
@@ -44,6 +47,7 @@ class Settings(Options):
             raise OptionError("dynamic=False contradicts dynamic_shapes", remedy="leave one of them out")
         if self.example_sizes is not None and self.dynamic_shapes is None:
             raise OptionError("example_sizes are of dynamic dims, and there are none", remedy="name them in dynamic_shapes")
-        check_mixed_precision(self.mixed_precision)
+        read_offload(self.offload)
+        check_runs(check_mixed_precision(self.mixed_precision))
         if not callable(self.planner):
             raise OptionError(f"the planner is {a_kind(self.planner)}", remedy="leave it out, or give a function")

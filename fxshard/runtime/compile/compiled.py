@@ -17,6 +17,8 @@ from fxshard._torch_compat.dtensor.rules import wrap_like
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard.errors import RunError
 from fxshard.layout.layouts import Layout
+from fxshard.ops.host import to_host
+from fxshard.plans.offload import PARAMETERS
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.compile.no_double_backward import forbid_double_backward
 from fxshard.runtime.rank_graph.bind import BoundProgram
@@ -133,6 +135,13 @@ class CompiledProgram:
         """The inputs that may be views of one another: all but parameters, unless the program writes them."""
         return tuple(i for i, end in enumerate(self.program.inputs) if end.kind != "parameter" or i in self.artefact.written)
 
+    @cached_property
+    def on_host(self) -> frozenset[int]:
+        """The inputs that are parameters on the host: so are their gradients."""
+        plan = self.program.plan
+        names = {plan.called(node) for node, kind in plan.on_host.items() if kind == PARAMETERS}
+        return frozenset(i for i, end in enumerate(self.program.inputs) if end.kind == "parameter" and end.name in names)
+
     def inputs_of_backward(self, local: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """Indices of the inputs that the backward reads: kept inputs, and inputs of which saved values are views."""
         if self.known_inputs_of_backward:
@@ -196,7 +205,10 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
     ctx.maybe_clear_saved_tensors()  # unless the user retains the graph: then only the list holds them
     saved += [_tangent(grads[i], *ctx.ends[i]) for i in artefact.tangent_of]
     with kernels_only():
-        out = compiled.watchdog.run(BACKWARD, artefact.backward, saved)
+        out = list(compiled.watchdog.run(BACKWARD, artefact.backward, saved))
+    for i in compiled.on_host:
+        if (index := artefact.gradient_of[i]) is not None:
+            out[index] = to_host(out[index])
     ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
     return (None, None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
 

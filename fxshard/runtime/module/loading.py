@@ -41,7 +41,7 @@ def _shard_values(module: nn.Module, state: dict[str, Any], prefix: str, metadat
         for name, parameter in module.named_parameters(remove_duplicate=False):
             _check_assigned(name, parameter, state.get(prefix + name))
     forward = vars(module).get("forward")
-    if getattr(forward, "sharded", False):
+    if getattr(forward, "sharded", False) and not forward.entry:
         given = {name: state.get(prefix + name) for name, _ in module.named_parameters(remove_duplicate=False)}
         plain = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         compare(weight_fields(plain), ranks=mesh_ranks(forward.device_mesh), timeout=forward.settings.timeout)

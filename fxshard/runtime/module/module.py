@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard.collecting import few_collections
-from fxshard.errors import PlanError, RunError, SizesError
+from fxshard.errors import RunError, SizesError
 from fxshard.graph.objects import Counted
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import as_mesh
@@ -50,6 +50,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
     size_free_key,
     trace_with_static_fallback,
 )
+from fxshard.runtime.calls.entries import entries, entry_settings
 from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, other_calls_text, shapes_text
 from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, read_options
 from fxshard.runtime.calls.runner import Runner
@@ -62,8 +63,8 @@ from fxshard.runtime.module.call import Call, opened
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, original_forward, same_hooks
-from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, parameter_layouts, shard_parameters
-from fxshard.runtime.module.plan_requests import PlanRequests
+from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, shard_for_program
+from fxshard.runtime.module.plan_requests import MODE_NAMES, PlanRequests, mode_of
 from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse_code, refuse_pickle, refuse_shared_memory
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
@@ -83,8 +84,6 @@ from fxshard.runtime.ranks.launch import (
     versions,
 )
 from fxshard.shapes import DynamicDim, WeightedSizes, dynamic_dims, weighted_sizes
-
-_MODE_NAMES = {True: "training", False: "inference"}
 
 
 def parallelize(
@@ -109,8 +108,8 @@ def parallelize(
         train: whether the first program is for training; by default as the plan, or True. Other programs are made on demand.
         options: how to plan, ``hardware``, ``input_layouts``, ``output_layouts`` (a mapping from a name or a glob, ``"*.keys"``, to a
             layout makes that output a DTensor), ``pins``, ``parallel``, ``memory_limit``, ``objective``, ``time_limit``, ``constraints``,
-            ``optimizer``, ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``, ``timeout``,
-            ``debug``, ``dump``, ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. The classes ``Options`` and
+            ``optimizer``, ``offload``, ``dynamic``, ``dynamic_shapes``, ``example_sizes``, ``planner``; and how to run, ``compiler``,
+            ``timeout``, ``debug``, ``dump``, ``cache``, ``rng``, ``without``, ``mixed_precision``, ``src_data_rank``. ``Options`` and
             ``Settings`` in fxshard/runtime/calls say what each means.
 
     Raises:
@@ -139,35 +138,35 @@ def shard_module(
     check_source(settings.src_data_rank, mesh_ranks(device_mesh))
     if plan is not None:
         check_plan(plan, device_mesh)
-        decided = ("pins", "parallel", "input_layouts", "output_layouts", "memory_limit", "objective", "constraints", "example_sizes")
+        decided = (
+            "pins",
+            "parallel",
+            "input_layouts",
+            "output_layouts",
+            "memory_limit",
+            "objective",
+            "constraints",
+            "example_sizes",
+            "offload",
+        )
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):
             start_compiler_check(settings.cache)
     forward = ShardedForward(model, device_mesh, settings, tuple(open_parameters))
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
-    forward.prepare(args, kwargs, _mode(train, plan), plan)
+    forward.prepare(args, kwargs, mode_of(train, plan), plan)
     accept_full_values(model)
     refuse_shared_memory()
     model.forward = forward
+    for module in entries(model):
+        module.forward = ShardedForward(module, device_mesh, entry_settings(settings), entry=True)
     return model
-
-
-def _mode(train: bool | None, plan: ShardingPlan | None) -> bool:
-    if plan is None:
-        return True if train is None else train
-    if train is not None and train != plan.train:
-        what = f"the plan is for {_MODE_NAMES[plan.train]}, train={train} asks for {_MODE_NAMES[bool(train)]}"
-        raise PlanError(what, remedy=f"plan with train={train}, or leave train out: the first program is then the plan's")
-    return plan.train
 
 
 @dataclass(eq=False, repr=False)
 class ShardedForward:
-    """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it.
-
-    ``by_key``: the programs by the key of a call.
-    """
+    """The ``forward`` of a parallelized module: finds or makes the program for a call and runs it. ``by_key``: programs by a call's key."""
 
     model: nn.Module
     device_mesh: DeviceMesh
@@ -183,6 +182,8 @@ class ShardedForward:
     """The sizes for which the user wants plans to be optimised."""
     warned: set[Runner] = field(default_factory=set)
     """Programs of which the user was warned that a call exceeds the memory limit."""
+    entry: bool = False
+    """Whether the module is inside another one, which is sharded already and of which ``generate()`` calls it by itself."""
 
     def __post_init__(self) -> None:
         self.mesh = as_mesh(self.device_mesh, self.settings.hardware)
@@ -191,7 +192,7 @@ class ShardedForward:
         self.device = mesh_device(self.device_mesh)
         self.replaced = vars(self.model).get("forward")
         self.__signature__ = inspect.signature(self.model.forward)
-        self.sharded = False
+        self.sharded = self.entry
         self.warned_counts: set[str] = set()
         self.counted: Counted = frozenset()
         self.track_modules()
@@ -347,7 +348,7 @@ class ShardedForward:
         why = attributes_text(self.model, changed, call.attributes) + "".join(hooks_text(self.state, made, call.hooks) for made in last)
         why += "" if last else trainable_text(self.state, self.state.snapshot(), key, self.by_key)
         text = shapes_text(call.named) + why + other_calls_text(() if graph.family is None else graph.family.dims, call.named)
-        announce(self.device_mesh, *replan_message(retry), _MODE_NAMES[call.train], text)
+        announce(self.device_mesh, *replan_message(retry), MODE_NAMES[call.train], text)
 
     def _planned(
         self, call: Call, graph: PlanningGraph, named: Mapping[str, Any], plan: ShardingPlan | None, first: bool, dump: Dump
@@ -370,7 +371,7 @@ class ShardedForward:
             if first:
                 source = None if s.src_data_rank == "same" else s.src_data_rank
                 with timed("shard parameters"):
-                    shard_parameters(self.model, parameter_layouts(program), self.device_mesh, self.device, source)
+                    shard_for_program(self.model, program, self.device_mesh, self.device, source)
                 self.sharded, self.open_parameters = True, ()
             check_parameters(self.model, program)
             bound = bind(program, self.device_mesh, self.device)
@@ -433,7 +434,7 @@ class ShardedForward:
         program = lower_plan(graph, plan, dump, self.settings.rng, self.settings.without, verified)
         self._compare({"graph": graph.hash, "plan": plan.hash, "program": program.hash})
         text = "%s program on %s, number of collectives: %d"
-        announce(self.device_mesh, logging.INFO, text, _MODE_NAMES[graph.train], self.mesh, len(program.collectives))
+        announce(self.device_mesh, logging.INFO, text, MODE_NAMES[graph.train], self.mesh, len(program.collectives))
         return program
 
     def _compare(self, fields: Mapping[str, str]) -> None:
@@ -458,7 +459,8 @@ class ShardedForward:
             raise RunError("the forward of a parallelized module cannot be copied by itself", remedy="copy.deepcopy the module")
         new = object.__new__(ShardedForward)
         replaced = rebound(copy.deepcopy(self.replaced, memo), memo, {})
-        vars(new).update(model=memo[id(self.model)], device_mesh=self.device_mesh, settings=self.settings, origin=(self, replaced))
+        kept = {name: vars(self)[name] for name in ("device_mesh", "settings", "entry")}
+        vars(new).update(kept, model=memo[id(self.model)], origin=(self, replaced))
         return new
 
     def __getattr__(self, name: str) -> Any:

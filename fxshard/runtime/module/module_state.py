@@ -126,15 +126,21 @@ _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 @contextlib.contextmanager
 def original_forward(model: nn.Module, own: Any) -> Iterator[None]:
     """A context in which ``model`` has its original forward (``own``, if it was an attribute) and none of its own hooks, which run around
-    the sharded forward."""
+    the sharded forward. Modules inside it that have sharded forwards of their own have their original ones too, with their hooks."""
+    inner = [(vars(module), forward) for module in model.modules() if getattr(forward := vars(module).get("forward"), "entry", False)]
     state = vars(model)
-    kept = {name: state[name] for name in ("forward", *_HOOK_TABLES) if name in state}
-    state.update({name: type(state[name])() for name in _HOOK_TABLES if name in state})
-    state.pop("forward", None)
-    if own is not None:
-        state["forward"] = own
+    tables = {name: state[name] for name in _HOOK_TABLES if name in state}
+    state.update({name: type(table)() for name, table in tables.items()})
+    owners = [(state, state.get("forward"), own), *((found, now, now.replaced) for found, now in inner if found is not state)]
+    for found, _, original in owners:
+        found.pop("forward", None)
+        if original is not None:
+            found["forward"] = original
     try:
         yield
     finally:
-        state.pop("forward", None)
-        state.update(kept)
+        for found, now, _ in owners:
+            found.pop("forward", None)
+            if now is not None:
+                found["forward"] = now
+        state.update(tables)

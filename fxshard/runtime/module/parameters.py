@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -17,11 +18,13 @@ from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.plans.offload import PARAMETERS
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.optim.anomaly import agree_on_anomalies
 from fxshard.runtime.optim.grad_scaler import agree_on_overflows
+from fxshard.runtime.optim.host_state import on_host, place_on_host
 from fxshard.runtime.optim.local_steps import step_locally
 from fxshard.runtime.simulate.shards import scatter
 
@@ -31,6 +34,12 @@ def parameter_layouts(program: ShardedProgram) -> dict[str, Layout]:
     found = {end.name: layout for end, layout in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "parameter"}
     found.update({alias: found[name] for alias, name in program.aliases.items() if name in found})
     return found
+
+
+def offloads_of(model: nn.Module) -> dict[str, str]:
+    """What is on the host now, by the parameter's names."""
+    found = {name: on_host(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def on_mesh(parameter: DTensor, device_mesh: DeviceMesh) -> DTensor:
@@ -67,13 +76,18 @@ def check_parameters(model: nn.Module, program: ShardedProgram) -> None:
 
 
 def shard_parameters(
-    model: nn.Module, layouts: Mapping[str, Layout], device_mesh: DeviceMesh, device: torch.device, source: int | None = None
+    model: nn.Module,
+    layouts: Mapping[str, Layout],
+    device_mesh: DeviceMesh,
+    device: torch.device,
+    source: int | None = None,
+    offloaded: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Replaces every parameter by a DTensor in its layout, replicated if ``layouts`` lacks it.
 
     Shards the full value that this rank holds, or that of rank ``source`` (see ``distribute``); a parameter on meta stays
     there, in the shape of its shard. Buffers move to ``device``. A parameter that is a DTensor already stays the object that it is, with
-    other contents, for optimisers that hold it.
+    other contents, for optimisers that hold it. ``offloaded``: what is on the host, by a parameter's name.
     """
     whole = Layout.replicated(device_mesh.ndim)
     made: dict[int, nn.Parameter] = {}
@@ -85,13 +99,18 @@ def shard_parameters(
         for owner, key, parameter in parameter_slots(model):
             if id(parameter) not in made:
                 layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
+                kind = next((offloaded[n] for n in names[id(parameter)] if n in offloaded), None)
                 value = shard_tensor(parameter, layout, device_mesh, device, source)
+                if kind == PARAMETERS and device.type != "cpu":
+                    value = as_dtensor(value.to_local().detach().cpu().pin_memory(), device_mesh, layout, tuple(parameter.shape))
                 new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
                 if new is not parameter and parameter.grad is not None:
                     new.grad = shard_tensor(parameter.grad, layout, device_mesh, device, source)
                 if new is not parameter and isinstance(parameter, DTensor):
                     torch.utils.swap_tensors(parameter, new)
                     new = parameter
+                if kind is not None:
+                    place_on_host(new, kind)
                 made[id(parameter)] = new
             setattr(owner, key, made[id(parameter)])
         step_locally(made.values())
@@ -110,6 +129,12 @@ def shard_parameters(
                 if source is not None and id(buffer) not in made_buffers:
                     made_buffers.add(id(buffer))
                     buffer.copy_(distribute(buffer, whole, device_mesh, source))
+
+
+def shard_for_program(model: nn.Module, program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device, source: int | None) -> None:
+    """``shard_parameters`` in the layouts in which the program reads them, and in the places of its plan."""
+    offloaded = {program.plan.called(node): kind for node, kind in program.plan.on_host.items()}
+    shard_parameters(model, parameter_layouts(program), device_mesh, device, source, offloaded)
 
 
 def blocks_of(tensor: DTensor) -> tuple[Block, ...]:

@@ -11,18 +11,22 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from fxshard.errors import PlanError
 from fxshard.graph.objects import is_length, leaves_in_objects, outputs_in_objects
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
+from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel, of_inputs, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.module.parameters import layout_or_part
+from fxshard.runtime.module.parameters import layout_or_part, offloads_of
 from fxshard.runtime.module.shard_arguments import ShardArguments
+
+MODE_NAMES = {True: "training", False: "inference"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class PlanRequests:
         whole = dict.fromkeys(self.mesh.axis_names, Replicate())
         inputs.update({name: {**whole, **said[name]} for name, x in given.items() if said[name] and not isinstance(x, DTensor)})
         request = builder.request(inputs, self._outputs(graph, leaves), self._pins(builder, first), sampled)
-        return replace(request, parallel=self.parallel)
+        offload = read_offload(self.settings.offload) if first else offloads_of(self.model)
+        return replace(request, parallel=self.parallel, offload=offload)
 
     @cached_property
     def parallel(self) -> Parallel:
@@ -97,3 +102,13 @@ class PlanRequests:
             return known and name not in parameters
 
         return {**{k: v for k, v in kept.items() if counts(k)}, **own}
+
+
+def mode_of(train: bool | None, plan: ShardingPlan | None) -> bool:
+    """Whether the first program trains; raises PlanError if ``train`` contradicts the plan."""
+    if plan is None:
+        return True if train is None else train
+    if train is not None and train != plan.train:
+        what = f"the plan is for {MODE_NAMES[plan.train]}, train={train} asks for {MODE_NAMES[bool(train)]}"
+        raise PlanError(what, remedy=f"plan with train={train}, or leave train out: the first program is then the plan's")
+    return plan.train

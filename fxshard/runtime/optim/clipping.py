@@ -19,7 +19,6 @@ from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.watchdog import watching
 
 
-@torch.no_grad()
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -36,12 +35,26 @@ def clip_grad_norm_(
     ``timeout``: seconds after which a lost rank is an error. Raises OptionError for a ``norm_type`` that is not positive; RunError for a
     norm that is infinite or NaN if ``error_if_nonfinite``, and for a lost rank, which it names.
     """
-    order, limit = _positive("norm_type", norm_type), _positive("max_norm", max_norm)
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    grads = [p.grad for p in given if p.grad is not None]
-    if not grads:
+    return clip(given, max_norm, norm_type, error_if_nonfinite, timeout)
+
+
+@torch.no_grad()
+def clip(
+    parameters: Sequence[torch.Tensor],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    timeout: float,
+    across: tuple[dist.ProcessGroup, torch.device] | None = None,
+) -> torch.Tensor:
+    """As ``clip_grad_norm_``; the norm is that of the gradients of all ranks of a group, each of which has its own, if ``across`` gives one
+    and its device."""
+    order, limit = _positive("norm_type", norm_type), _positive("max_norm", max_norm)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads and across is None:
         return torch.tensor(0.0)
-    total = _norm(grads, order, timeout)
+    total = _norm(grads, order, timeout, across)
     if error_if_nonfinite and not bool(total.isfinite()):
         remedy = "look for the loss that is infinite or NaN, or leave error_if_nonfinite out"
         raise RunError(f"the norm of order {order} of the gradients is {float(total)}", remedy=remedy)
@@ -59,7 +72,9 @@ def _positive(name: str, value: float) -> float:
     return float(value)
 
 
-def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.Tensor:
+def _norm(
+    grads: Sequence[torch.Tensor], order: float, timeout: float, across: tuple[dist.ProcessGroup, torch.device] | None
+) -> torch.Tensor:
     """The norm of all gradients, in the widest dtype among them, at least float32."""
     dtype = torch.float32
     meshes: dict[DeviceMesh | None, list[torch.Tensor]] = {}
@@ -69,18 +84,26 @@ def _norm(grads: Sequence[torch.Tensor], order: float, timeout: float) -> torch.
     parts = []
     for mesh, found in meshes.items():
         own = [x for grad in found if (x := _own_part(grad)) is not None and x.numel()]
-        part = _partial_norm(own, order, found[0].device)
+        device = found[0].device if mesh is None else torch.device(mesh.device_type)  # gradients may be on the host
+        part = _partial_norm(own, order, device)
         for axis in range(0 if mesh is None else mesh.ndim):
             assert mesh is not None
-            group = mesh.get_group(axis)
-            with watching("take the norm of the gradients", group, timeout):
-                dist.all_reduce(part, dist.ReduceOp.MAX if order == math.inf else dist.ReduceOp.SUM, group=group)
+            _over_ranks(part, order, mesh.get_group(axis), timeout)
         parts.append(part.to(grads[0].device))
-    joint = torch.stack(parts)
+    joint = torch.stack(parts) if parts else torch.zeros(1, 2, dtype=torch.float64)
+    total = joint.sum(0) if order != math.inf else joint.amax(0)
+    if across is not None:
+        total = total.to(across[1])
+        _over_ranks(total, order, across[0], timeout)
     if order != math.inf:
-        return (joint[:, 0].sum() ** (1 / order)).to(dtype)
-    largest = joint[:, 0].amax().to(dtype)
-    return largest.where(joint[:, 1].amax() == 0, torch.full_like(largest, math.nan))
+        return (total[0] ** (1 / order)).to(dtype)
+    largest = total[0].to(dtype)
+    return largest.where(total[1] == 0, torch.full_like(largest, math.nan))
+
+
+def _over_ranks(part: torch.Tensor, order: float, group: dist.ProcessGroup, timeout: float) -> None:
+    with watching("take the norm of the gradients", group, timeout):
+        dist.all_reduce(part, dist.ReduceOp.MAX if order == math.inf else dist.ReduceOp.SUM, group=group)
 
 
 def _partial_norm(own: Sequence[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxshard._torch_compat.dtensor.rules import wrap_like
 from fxshard._torch_compat.dtensor.shards import local_like, spec_of
+from fxshard.runtime.optim.host_state import NUMBERS, HostGroups, HostParameter, check_steps_on_shards, on_host
 
 ELEMENTWISE = frozenset(
     {
@@ -39,9 +40,6 @@ ELEMENTWISE = frozenset(
     }
 )
 """Exact classes: a subclass may do anything."""
-
-NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
-"""State that is one plain number per parameter; all other state has the parameter's shape."""
 
 DTENSOR_ONLY = ("capturable", "differentiable")
 """Settings of a group that require DTensor's own path."""
@@ -66,10 +64,10 @@ def _before_step(optimizer: optim.Optimizer, args: tuple[Any, ...], kwargs: dict
 
     A closure computes gradients inside the step, when parameters must be DTensors.
     """
-    if torch.compiler.is_compiling() or type(optimizer) not in ELEMENTWISE:
-        return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is not None or not _is_ours(optimizer):
+    able = not torch.compiler.is_compiling() and type(optimizer) in ELEMENTWISE and closure is None
+    if not able or not _is_ours(optimizer):
+        check_steps_on_shards(optimizer, "its step goes through DTensor")
         return None
     return (_stand_in(optimizer), *args[1:]), kwargs
 
@@ -112,23 +110,34 @@ def _stand_in_class(kind: Any) -> type[optim.Optimizer]:
 
 def _local_view(optimizer: optim.Optimizer) -> tuple[list[dict[str, Any]], Any]:
     """(groups, state) of the optimiser as local tensors; the optimiser's own if a gradient or state is laid out unlike its parameter."""
-    groups, found, kept = [], {}, _STATES.setdefault(optimizer, {})
+    groups, kept = [], _STATES.setdefault(optimizer, {})
+    found: dict[torch.Tensor, Any] = {}
+    host: list[list[HostParameter]] = []
     for group in optimizer.param_groups:
         parameters = []
+        host.append([])
         for parameter in group["params"]:
             grad = parameter.grad
             shard = _local_parameter(parameter, grad)
             if shard is None:
-                return optimizer.param_groups, optimizer.state
+                return _through_dtensor(optimizer)
+            if on_host(parameter) is not None:
+                host[-1] += [] if grad is None else [HostParameter(parameter, shard, optimizer.state[parameter], found)]
+                continue
             if grad is not None:
                 own = optimizer.state[parameter]
                 state = own if shard is parameter else _local_state(parameter, own, kept)
                 if state is None:
-                    return optimizer.param_groups, optimizer.state
+                    return _through_dtensor(optimizer)
                 found[shard] = state
             parameters.append(shard)
         groups.append({**group, "params": parameters})
-    return groups, found
+    return (HostGroups(groups, host), found) if any(host) else (groups, found)
+
+
+def _through_dtensor(optimizer: optim.Optimizer) -> tuple[list[dict[str, Any]], Any]:
+    check_steps_on_shards(optimizer, "a gradient or state has another layout than its parameter")
+    return optimizer.param_groups, optimizer.state
 
 
 def _local_parameter(parameter: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor | None:

@@ -13,12 +13,13 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.inductor.inductor import inductor_decompositions
-from fxshard.cost.liveness import BoundaryValue
+from fxshard.cost.liveness import HOST, BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
 from fxshard.cost.optimizer_state import Optimizer
 from fxshard.layout.layouts import local_shape
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.after_lowering.forward_backward import by_order, forward_collectives, forward_results
+from fxshard.plans.offload import PARAMETERS
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.rank_graph import expand_draws
 from fxshard.runtime.rank_graph.bind import BoundProgram
@@ -108,7 +109,11 @@ def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None
 def _inputs(bound: BoundProgram) -> list[BoundaryValue]:
     program, kinds = bound.program, {"tangent": "input", "seed": "input"}
     pairs = zip(program.inputs, program.input_layouts, strict=True)
-    found = [BoundaryValue(kinds.get(e.kind, e.kind), e.name, str(layout)) for e, layout in pairs]
+    host = {program.plan.called(node) for node, kind in program.plan.on_host.items() if kind == PARAMETERS}
+    away = [end.kind == "parameter" and end.name in host for end in program.inputs]
+    found = [
+        BoundaryValue(HOST if far else kinds.get(e.kind, e.kind), e.name, str(layout)) for (e, layout), far in zip(pairs, away, strict=True)
+    ]
     found += [BoundaryValue("input", f"axis index {axis}") for axis in bound.axes]
     sizes = [n.name for n in bound.module.graph.nodes if n.op == "placeholder"][len(found) :]  # empty if no size inputs were added
     return found + [BoundaryValue("input", name) for name in sizes]
@@ -139,7 +144,8 @@ def _returned(graph: fx.Graph, ends: list[BoundaryValue]) -> dict[fx.Node, Bound
 
 def _optimizer_state(program: ShardedProgram, optimizer: Optimizer, coordinate: tuple[int, ...]) -> dict[str, int]:
     """Bytes of the optimiser's state of all parameters that have gradients."""
-    graded = {o.name for o in program.outputs if o.kind == "gradient"}
+    host = {program.plan.called(node) for node in program.plan.on_host}
+    graded = {o.name for o in program.outputs if o.kind == "gradient" and o.name not in host}
     total = 0
     for i, end in enumerate(program.inputs):
         if end.kind == "parameter" and end.name in graded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
 
 import fxshard
@@ -55,7 +56,7 @@ def same(have: Tensor, want: Tensor, what: str) -> None:
 
 
 def trained(
-    model: Net, make: Any, schedule: Any, loss: Callable[..., Tensor], inputs: int, **options: Any
+    model: Net, make: Any, schedule: Any, loss: Callable[..., Tensor], inputs: int, clip: tuple[float, ...] | None = None, **options: Any
 ) -> tuple[ShardedStage, Counter[str]]:
     """Trains three steps on both; the first ``inputs`` of the batch's tensors go to the first stage, the last one is the target."""
     reference = copy.deepcopy(model)
@@ -64,31 +65,35 @@ def trained(
     batch = (torch.randint(0, 11, (8, 5)), torch.rand(8, 5) > 0.3, torch.randint(0, 11, (8, 5)))
     given = batch[:inputs]
     example = tuple(x[: 8 // MICROBATCHES] for x in given)
-    name = "1F1B" if schedule is Schedule1F1B else "GPipe"
+    name = schedule.__name__.removeprefix("Schedule")  # as pipeline calls it
     stage = fxshard.pipeline(model, example, device_mesh, microbatches=MICROBATCHES, schedule=name, compiler="eager", **options)
-    optimizers = [make(stage.submod.parameters()), make(reference.parameters())]
-    runs = schedule(stage, n_microbatches=MICROBATCHES, loss_fn=loss)
+    stages = stage.rank_stages
+    optimizers = [make([p for one in stages for p in one.submod.parameters()]), make(reference.parameters())]
+    runs = schedule(stage if len(stages) == 1 else list(stages), n_microbatches=MICROBATCHES, loss_fn=loss)
     for _ in range(3):
         losses: list[Tensor] = []
         runs.step(*given) if stage.is_first else runs.step(target=batch[2], losses=losses, return_outputs=False)
         pieces = [loss(reference(*(x[i : i + 2] for x in given)), batch[2][i : i + 2]) for i in range(0, 8, 2)]
         torch.stack(pieces).mean().backward()
-        for have, want in zip(losses, pieces, strict=stage.is_last):
+        for have, want in zip(losses, pieces, strict=stages[-1].is_last):
             same(have, want.detach(), "the loss")
+        if clip is not None:
+            want = torch.nn.utils.clip_grad_norm_(reference.parameters(), *clip)
+            same(stage.clip_grad_norm_(*clip), want, "the norm of all stages")
         for one in optimizers:
             one.step()
             one.zero_grad()
-    want, have = reference.state_dict(), stage.submod.state_dict()
-    assert have.keys() <= want.keys()
+    expected, have = reference.state_dict(), {key: value for one in stages for key, value in one.submod.state_dict().items()}
+    assert have.keys() <= expected.keys()
     for key, value in have.items():
-        same(value, want[key], key)
+        same(value, expected[key], key)
     held: list[Any] = [None] * 4
     dist.all_gather_object(held, sorted(have))
-    assert set(held[0]) | set(held[2]) == set(want) and held[0] == held[1] and held[2] == held[3]
+    assert set(held[0]) | set(held[2]) == set(expected) and held[0] == held[1] and held[2] == held[3]
     with record_collectives() as recorded:
         runs.step(*given) if stage.is_first else runs.step(target=batch[2], return_outputs=False)
     logits = runs.eval(*given) if stage.is_first else runs.eval(target=batch[2], return_outputs=inputs == 1)
-    if stage.is_last and inputs == 1:
+    if stages[-1].is_last and inputs == 1:
         same(logits, reference(*given).detach(), "an output of eval()")
     return stage, Counter(one.kind for one in recorded)
 
@@ -97,8 +102,24 @@ def fully_sharded() -> None:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     words = {"dp": fxshard.FullyShard()}
-    stage, kinds = trained(Logits(), torch.optim.AdamW, Schedule1F1B, mean_loss, 1, parallel=words, optimizer="adamw")
+    stage, kinds = trained(
+        Logits(), torch.optim.AdamW, Schedule1F1B, mean_loss, 1, parallel=words, optimizer="adamw", memory_limit=24_400, clip=(0.01,)
+    )
+    planned, own = stage.plan.stages[stage.stage_index], stage.submod.forward.programs[0].plan  # type: ignore[union-attr]
+    assert planned.memory_limit == own.memory_limit and planned.memory <= 24_400
+    assert sum(own.memory.values()) <= own.memory_limit < 24_400
     assert kinds["reduce_scatter"] + kinds["all_reduce"] == len(list(stage.submod.parameters())), "once a step, not for each microbatch"
+
+
+def interleaved() -> None:
+    """Four stages on two ranks of the pipeline's axis."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    words = {"dp": fxshard.FullyShard()}
+    stage, kinds = trained(Logits(), torch.optim.AdamW, ScheduleInterleaved1F1B, mean_loss, 1, parallel=words, clip=(0.01,))
+    assert [one.stage_index for one in stage.rank_stages] == [stage.stage_index, stage.stage_index + 2] and len(stage.plan.stages) == 4
+    parameters = [p for one in stage.rank_stages for p in one.submod.parameters()]
+    assert kinds["reduce_scatter"] + kinds["all_reduce"] == len(parameters), "once a step, not for each microbatch"
 
 
 def tensor_parallel() -> None:
@@ -106,7 +127,7 @@ def tensor_parallel() -> None:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    trained(Loss(), sgd, ScheduleGPipe, lambda loss, _: loss, 3, parallel={"dp": fxshard.TensorParallel()})
+    trained(Loss(), sgd, ScheduleGPipe, lambda loss, _: loss, 3, clip=(0.5, math.inf), parallel={"dp": fxshard.TensorParallel()})
 
 
 def refused() -> None:
@@ -139,7 +160,7 @@ def a_stage_fails() -> None:
         fxshard.pipeline(Logits(), (torch.randint(0, 11, (2, 5)),), device_mesh, microbatches=4, compiler="eager")
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, tensor_parallel, refused, a_stage_fails)}
+SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, interleaved, tensor_parallel, refused, a_stage_fails)}
 
 
 @pytest.fixture(scope="module")

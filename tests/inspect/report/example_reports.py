@@ -11,6 +11,7 @@ from torch import nn
 
 import fxshard
 from examples.llama import Llama
+from fxshard.cli.arguments.factory import load_model
 from fxshard.inspect.report import Parts
 from fxshard.passes.after_lowering.schedule import predicted
 from fxshard.passes.pipeline import lower_plan
@@ -43,4 +44,13 @@ def llama_page() -> Path:
     """A report of the Llama with the alternatives of a parameter."""
     path, plan = Path(mkdtemp()) / "report.html", llama_plan()
     fxshard.save_report(plan, path, title="Llama", answers=[plan.explain("output.weight")])
+    return path
+
+
+@cache
+def large_page() -> Path:
+    """A report of Llama 3 8B, training, 32 layers on 8 x 8."""
+    model, args, _ = load_model(f"{Path(fxshard.__file__).parents[1]}/examples/llama3_8b.py:training")
+    path = Path(mkdtemp()) / "report.html"
+    fxshard.save_report(fxshard.plan(model, args, fxshard.Mesh({"dp": 8, "tp": 8}, hardware="h100")), path)
     return path

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from passes.round_hardware import RATES
 from torch import nn
 
+from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.after_lowering.bucket import bucket
 from fxshard.passes.after_lowering.chunk import Choice, chunk, cut_program
@@ -26,7 +28,7 @@ class LongAndShort(nn.Module):
         return self.small(x[:, :8]) + self.large(x)
 
 
-def data_parallel(hardware: str, width: int = 2048, rows: int = 8192) -> ShardedProgram:
+def data_parallel(hardware: str | Hardware, width: int = 2048, rows: int = 8192) -> ShardedProgram:
     """A step with one all-reduce for each of the two gradients."""
     graph = trace(LongAndShort(width).to("meta"), (torch.empty(rows, width, device="meta"),))
     request = Request(input_layouts="S(0)", output_layouts="S(0)", pins={"large.weight": "R", "small.weight": "R"})
@@ -37,7 +39,7 @@ def data_parallel(hardware: str, width: int = 2048, rows: int = 8192) -> Sharded
 
 def test_a_short_one_goes_with_the_last_piece() -> None:
     """Sent with the first piece, it would delay that; sent alone, it costs one more launch."""
-    cut = chunk(data_parallel("h100"))
+    cut = chunk(data_parallel(RATES))
     pieces = len(cut.collectives) - 1
     assert pieces > 1
     merged = bucket(cut)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from equality import SLOW, check, prepared
 from passes.program_differences import differences, traffic
+from passes.round_hardware import RATES
 from torch import nn
 
 import fxshard
@@ -92,7 +93,7 @@ def products(program: ShardedProgram) -> int:
     return sum(n.target is PRODUCT for module in program.modules.values() for n in module.graph.nodes)
 
 
-def megatron(rows: str, hardware: str | Hardware = "h100", mesh: int = 4, size: int = 1) -> ShardedProgram:
+def megatron(rows: str, hardware: str | Hardware = RATES, mesh: int = 4, size: int = 1) -> ShardedProgram:
     """A large MLP, column-parallel then row-parallel, all dims divided by ``size``; ``rows``: layout of the activations between blocks."""
     tokens, width, hidden = 16384 // size, 8192 // size, 28672 // size
     up, down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)

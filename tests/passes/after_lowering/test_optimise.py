@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from passes.program_differences import differences, traffic
+from passes.round_hardware import RATES
 from torch import nn
 
 import fxshard
@@ -102,7 +103,7 @@ def test_collectives_start_early_and_are_waited_for_late() -> None:
 
 def test_a_pass_can_be_left_out() -> None:
     model, args = network().to("meta"), (torch.empty(1 << 18, 6, dtype=torch.float64, device="meta"),)
-    plan = fxshard.plan(model, args, Mesh({"dp": 2}, hardware="h100"), input_layouts="S(0)", pins={"*.weight": "R", "*.bias": "R"})
+    plan = fxshard.plan(model, args, Mesh({"dp": 2}, hardware=RATES), input_layouts="S(0)", pins={"*.weight": "R", "*.bias": "R"})
     both, none = fxshard.lower(model, args, plan), fxshard.lower(model, args, plan, without=list(OPTIMISATIONS))
     assert [e.name for e in both.effects] == list(OPTIMISATIONS) and not none.effects
     assert len(both.collectives) < len(none.collectives) == len(plan.collectives)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from passes.round_hardware import RATES
 from torch import fx, nn
 
 from fxshard.mesh.mesh import Mesh
@@ -21,7 +22,7 @@ def fully_sharded(rows: int) -> ShardedProgram:
     graph = trace(model, (torch.empty(rows, 64, device="meta"),), train=False)
     pins = {name: "S(0)" for name, _ in model.named_parameters()}
     request = Request(train=False, input_layouts="S(0)", output_layouts="S(0)", pins=pins, cache=False)
-    return lower(graph, plan_graph(graph, Mesh({"dp": 4}, hardware="h100"), request))
+    return lower(graph, plan_graph(graph, Mesh({"dp": 4}, hardware=RATES), request))
 
 
 def most_in_flight(program: ShardedProgram) -> int:

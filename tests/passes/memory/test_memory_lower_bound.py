@@ -16,7 +16,8 @@ from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.planning.choose import memory_over_time
 from fxshard.passes.planning.constrain import constraints_of
-from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.trace.trace import trace
 from fxshard.solver import PlacementProblem, solve
 from tests.passes.random_models import drawn

@@ -17,7 +17,8 @@ from fxshard.passes.memory.saved_for_backward import Modes
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.planning.choose import _decision, write_plan
 from fxshard.passes.planning.constrain import constraints_of
-from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.trace.trace import trace
 from fxshard.runtime.rank_graph.memory import program_memory
 

@@ -17,7 +17,8 @@ from fxshard.layout.layouts import Layout
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.planning.constrain import constraints_of
-from fxshard.passes.planning.formulate import Formulation, formulate
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.trace.trace import trace
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -90,10 +91,28 @@ def test_several_inputs_are_counted_in_the_order_of_reading() -> None:
     assert readings(plan, "layers.0.mlp", result(plan, "layers.0.norm")) <= {"S(0)", "S(1)"}
 
 
+@pytest.mark.parametrize(
+    ("name", "message", "remedy"),
+    [
+        ("layers.0.mlp.inputs[3]", "layers.0.mlp.inputs has 1 input", "name layers.0.mlp.inputs"),
+        ("layers.0.inputs[2]", "layers.0.inputs has 2 inputs", "name one of layers.0.inputs[0], layers.0.inputs[1]"),
+        ("layers.0.mlp[4]", "the call of layers.0.mlp has 1 result", "name layers.0.mlp"),
+        ("layers.0.mpl.inputs", "no module whose inputs are read; did you mean 'layers.0.mlp.inputs'?", "name one of layers.0.inputs"),
+        ("layers.*.mpl.inputs[0]", "did you mean 'layers.*.mlp.inputs'?", "name one of layers.*.inputs[0], layers.*.norm.inputs[0]"),
+        ("layers.0.mlp.input", "did you mean 'layers.0.mlp.inputs'?", "name one of layers.0.inputs"),
+        ("layers.0.mpl", "did you mean 'layers.0.mlp'?", "name one of layers.0.norm.weight"),
+    ],
+)
+def test_a_wrong_name_is_told_from_a_wrong_index(name: str, message: str, remedy: str) -> None:
+    with pytest.raises(ConstraintError, match=re.escape(message)) as error:
+        planned({name: "R"})
+    assert error.value.remedy is not None and error.value.remedy.startswith(remedy)
+
+
 def test_refused() -> None:
-    with pytest.raises(LayoutError, match=r"layers.0.inputs has 2 results, pins\['layers.0.inputs'\] gives 1 layout"):
+    with pytest.raises(LayoutError, match=r"layers.0.inputs has 2 inputs, pins\['layers.0.inputs'\] gives 1 layout"):
         planned({"layers.0.inputs": "R"})
-    with pytest.raises(ConstraintError, match=r"'layers.9.inputs' matches no parameter"):
+    with pytest.raises(ConstraintError, match=r"'layers.9.inputs' matches no module"):
         planned({"layers.9.inputs": "R"})
     with pytest.raises(ConstraintError, match=r"cannot hold together: (.|\n)*pins\['layers.0.norm.inputs'\]='S\(0\)'"):
         planned({"layers.0.norm.inputs": "S(0)", "layers.0.norm": "S(2)"})

@@ -72,7 +72,7 @@ R.facts = (rows) => R.el("table", { class: "facts" }, rows.map(([name, value]) =
 R.moveText = (move, layout) => {
   if (!move || !move.steps.length) return R.el("span", { class: "quiet" }, "as it is");
   const ahead = move.cost || move.hidden ? `, ${R.cost(move.cost)}` : "";
-  return R.el("span", { class: "moved" }, `${R.layoutText[move.source]} → ${R.layoutText[move.target]}: ${R.steps(move)}, ${R.bytes(move.sent)}${ahead}`);
+  return R.el("span", { class: "moved" }, `${R.layoutText[move.source]} → ${R.layoutText[move.target]}: ${R.steps(move)}, ${move.sent ? R.bytes(move.sent) : "nothing is sent"}${ahead}`);
 };
 
 R.readsTable = (node) => {

@@ -91,7 +91,7 @@ R.edgesBetween = (itemOf) => {
       const edge = edges.get(key);
       edge.count += 1;
       const move = R.moveOf.get(`${node.k}:${operand}`);
-      if (move && move.steps.length) edge.moves.add(move);
+      if (move && move.steps.some(([kind]) => R.data.collectives.includes(kind))) edge.moves.add(move);
     });
   }
   return [...edges.values()];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,9 @@ def fake_copy(model: nn.Module, mode: FakeTensorMode, train: bool = True) -> nn.
             if isinstance(value, torch.Tensor) and id(value) not in memo:
                 memo[id(value)] = fake_tensor(value, mode, train)
     try:
-        copied = copy.deepcopy(model, memo)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch about its own structures, in modules from torch.export
+            copied = copy.deepcopy(model, memo)
         rebind(copied, memo)
         return copied
     except FxshardError:

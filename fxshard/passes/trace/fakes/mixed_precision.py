@@ -7,8 +7,8 @@ The casts are nodes of the graph. Planner and lowering need only the values in w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from fxshard.graph.planning_graph import PlanningGraph, operands
 from fxshard.layout.layouts import Layout
 
 aten = torch.ops.aten
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,15 @@ class MixedPrecision:
 
     ``param_dtype``: floating-point parameters are cast to it where they are read. ``reduce_dtype``: the dtype in which gradients are
     reduced over ranks, ``param_dtype`` if None. ``cast_inputs``: floating-point arguments are cast too. Buffers keep their dtype. Raises
-    OptionError for a dtype that is not a floating-point type of at least 16 bits.
+    OptionError for a dtype that is not a floating-point type of at least 16 bits. ``gathers="fp8"``: weights of two dims and more are cast
+    to float8_e4m3fn where they are read, and from there to ``param_dtype``, so that a gather in between moves a byte per element. Such
+    plans can be made and compared, but not run (``check_runs``).
     """
 
     param_dtype: torch.dtype
     reduce_dtype: torch.dtype | None = None
     cast_inputs: bool = True
+    gathers: Literal["fp8"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "reduce_dtype"):
@@ -43,6 +47,9 @@ class MixedPrecision:
             if not isinstance(value, torch.dtype) or not value.is_floating_point or value.itemsize < 2:
                 said = value if isinstance(value, torch.dtype) else a_kind(value)
                 raise OptionError(f"{name} is {said}", where="mixed_precision", remedy="give torch.bfloat16, float16, float32 or float64")
+
+        if self.gathers not in (None, "fp8"):
+            raise OptionError(f"gathers is {self.gathers!r:.40}", where="mixed_precision", remedy='give "fp8", or leave it out')
 
     @property
     def reduces_in(self) -> torch.dtype:
@@ -56,12 +63,22 @@ def check_mixed_precision(value: Any) -> MixedPrecision | None:
     return value
 
 
+def check_runs(precision: MixedPrecision | None) -> None:
+    """Raises OptionError for what has only been planned so far."""
+    if precision is not None and precision.gathers == "fp8":
+        what = "fp8 gathers have not been run on a GPU yet: fxshard can only plan them"
+        remedy = 'leave gathers="fp8" out of MixedPrecision to run; fxshard.plan and fxshard.diff show what it would save'
+        raise OptionError(what, where="mixed_precision", remedy=remedy)
+
+
 class _Read(torch.autograd.Function):
     """Casts a parameter to ``param_dtype``, and its gradient first to ``reduce_dtype``, then to the parameter's own dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, precision: MixedPrecision) -> torch.Tensor:
         ctx.dtypes = precision.reduces_in, x.dtype
+        if precision.gathers == "fp8" and x.dim() >= 2 and x.is_floating_point():
+            x = x.to(FP8)
         return x.view_as(x) if x.dtype == precision.param_dtype else x.to(precision.param_dtype)
 
     @staticmethod
@@ -85,7 +102,8 @@ def cast_parameters(fake_model: nn.Module, precision: MixedPrecision) -> Masters
     masters: Masters = {}
     for module in fake_model.modules():
         for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if _casts(parameter, precision) or (parameter.is_floating_point() and parameter.dtype != precision.reduces_in):
+            other = precision.gathers is not None or parameter.dtype != precision.reduces_in
+            if _casts(parameter, precision) or (parameter.is_floating_point() and other):
                 if id(parameter) not in made:
                     low = nn.Parameter(parameter.detach().to(precision.param_dtype, copy=True), parameter.requires_grad)
                     made[id(parameter)], masters[id(low)] = low, (low, parameter)
@@ -113,7 +131,7 @@ def insert_casts(
     ends = [n for n in graph.nodes if n.op == "placeholder"]
     for node, seen, value in zip(ends, lowered, given, strict=True):
         if seen is not value:
-            _cast_after(graph, node, ends[-1], precision)
+            _cast_after(graph, node, ends[-1], replace(precision, gathers=None))
     for node in [n for n in graph.nodes if n.op == "get_attr"]:
         owner, _, key = str(node.target).rpartition(".")
         module = captured.get_submodule(owner)

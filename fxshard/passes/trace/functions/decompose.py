@@ -43,8 +43,22 @@ def planning_decompositions() -> dict[Any, Callable[..., Any]]:
         aten._safe_softmax.default: lambda x, dim, dtype=None: _softmax(x if dtype is None else x.to(dtype), dim, "safe", dtype or x.dtype),
         aten._softmax_backward_data.default: _softmax_backward,
         aten._log_softmax_backward_data.default: _log_softmax_backward,
+        aten.new_zeros.default: _like(aten.zeros.default),
+        aten.new_ones.default: _like(aten.ones.default),
+        aten.new_full.default: _like(aten.full.default),
+        aten.new_empty.default: _like(aten.empty.memory_format),
         **NORMS,
     }
+
+
+def _like(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """x.new_zeros(size) is zeros(size) of x's dtype and device: it does not read x, which may then have any layout."""
+
+    def decomposition(x: torch.Tensor, *values: Any, **options: Any) -> torch.Tensor:
+        given = {name: option for name, option in options.items() if option is not None}
+        return create(*values, **{"dtype": x.dtype, "device": x.device} | given)
+
+    return decomposition
 
 
 def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:

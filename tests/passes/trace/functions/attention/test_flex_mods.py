@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from fxshard.passes.trace.trace import trace
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
-from tests.models.flex import MASKS, SCORES, both, inputs
+from tests.models.flex import MASKS, SCORES, FlexAttention, both, inputs
 from tests.passes.tracing import SQUARE, THREE, TWO, simulated, targets
 
 CASES = [*((mask, None) for mask in MASKS), *((None, score) for score in SCORES), ("documents", "alibi"), ("prefix", "table")]
@@ -65,3 +67,23 @@ def test_the_plan_of_the_solver(length: int) -> None:
     program = lower(trace(model, inputs(length)), plan)
     result = simulate_program(program, program_values(program, model, inputs(length)))
     assert_equal_to_one_device(result, one_device(dense, inputs(length)), 1e-9)
+
+
+class OfItsLength(FlexAttention):
+    """The mask depends on the length of the sequence."""
+
+    def mods(self, documents: torch.Tensor) -> tuple[Any, Any]:
+        length = documents.shape[1]
+        return None, lambda b, h, q, k: (q >= k) & (k >= length // 2 - 2) | (q + k < length)
+
+
+def test_a_dynamic_size_in_a_mask() -> None:
+    """One program for all lengths, even and uneven."""
+    model, dense = both(None, None, OfItsLength)
+    dims = {"x": {1: torch.export.Dim("length", min=2)}, "documents": {1: torch.export.Dim("length", min=2)}}
+    parallel = {"a": fxshard.ContextParallel(dim=1)}
+    program = fxshard.export(model, inputs(12), TWO, parallel=parallel, cache=False, dynamic_shapes=dims)
+    for length in (12, 8, 7, 3):
+        result = fxshard.simulate(program, inputs(length))
+        found = torch.utils._pytree.tree_leaves(result.outputs)[0]
+        torch.testing.assert_close(found, dense(*inputs(length)), rtol=1e-9, atol=1e-12)

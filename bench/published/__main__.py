@@ -1,0 +1,98 @@
+"""``python -m bench.published [--data DIR] [collectives|steps|fit ...]``: predicted over measured, for every published row.
+
+DIR (default: the value of FXSHARD_DATA) has collectives.csv and steps.csv, or a folder ``published`` with them. Returns 1 if a row is
+outside of its bounds: steps 0.85 to 1.15, their median 0.95 to 1.05; collectives 0.8 to 1.25 above 1 MiB, else 0.6 to 1.6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from bench.published import fit, rows
+from bench.published.collective_time import predicted as collective_time
+
+PARTS = ("collectives", "steps", "fit")
+MIB = 1 << 20
+STEP, MEDIAN, LARGE, SMALL = (0.85, 1.15), (0.95, 1.05), (0.8, 1.25), (0.6, 1.6)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("python -m bench.published", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)} (default: the first two)")
+    parser.add_argument("--data", default=os.environ.get("FXSHARD_DATA"), metavar="DIR", help="default: FXSHARD_DATA")
+    options = parser.parse_args(arguments)
+    if not options.data:
+        print("name the folder of the measurements: --data DIR, or FXSHARD_DATA=DIR", file=sys.stderr)
+        return 2
+    data = Path(options.data)
+    data = data if (data / "steps.csv").is_file() else data / "published"
+    wrong = 0
+    for part in options.parts or PARTS[:2]:
+        if part not in PARTS:
+            parser.error(f"no part {part!r}; there are {', '.join(PARTS)}")
+        wrong += {"collectives": _collectives, "steps": _steps, "fit": _fit}[part](data)
+    return int(wrong > 0)
+
+
+def _collectives(data: Path) -> int:
+    found = [(one, collective_time(one)) for one in rows.collectives(data)]
+    ratios = [time / one.measured for one, time in found]
+    bounds = [LARGE if one.size > MIB else SMALL for one, _ in found]
+    outside = [not low <= ratio <= high for ratio, (low, high) in zip(ratios, bounds, strict=True)]
+    table = [
+        (one.kind, one.device, one.ranks, one.nodes, one.size, one.measured, time, ratio, "outside" if wrong else "")
+        for (one, time), ratio, wrong in zip(found, ratios, outside, strict=True)
+    ]
+    headers = ("collective", "device", "ranks", "nodes", "bytes", "measured us", "predicted us", "ratio", "")
+    print(tabulate(table, headers=headers, floatfmt=("", "", "", "", "", ".1f", ".1f", ".3f", "")))
+    print(f"{len(found)} collectives: median {statistics.median(ratios):.3f}, {sum(outside)} outside\n")
+    return sum(outside)
+
+
+def _fit(data: Path) -> int:
+    """Prints the constants of NCCL's model fitted to all collectives, and to all but one source with what they predict for that one."""
+    found = rows.collectives(data)
+    table: list[tuple[object, ...]] = [("no source", *fit.fitted(found).values(), None, None)]
+    table += [(source, *constants.values(), min(ratios), max(ratios)) for source, (constants, ratios) in fit.left_out(found).items()]
+    print(tabulate(table, headers=("left out", *fit.START, "least ratio", "largest"), floatfmt=".3g"))
+    print(f"{len(fit.START)} constants, {len(found)} points\n")
+    return 0
+
+
+def _steps(data: Path) -> int:
+    from bench.published.step_time import StepTime, predicted
+
+    found = [(one, predicted(one)) for one in tqdm(rows.steps(data), disable=None)]
+    ratios = [time.total / 1000 / one.measured for one, time in found]
+    outside = [not STEP[0] <= ratio <= STEP[1] for ratio in ratios]
+    parts = [part.name for part in fields(StepTime)]
+    table = [
+        (
+            one.model,
+            one.device,
+            one.mesh,
+            one.measured,
+            time.total / 1000,
+            ratio,
+            *(getattr(time, p) / 1000 for p in parts),
+            "outside" if w else "",
+        )
+        for (one, time), ratio, w in zip(found, ratios, outside, strict=True)
+    ]
+    headers = ("model", "device", "mesh", "measured ms", "predicted ms", "ratio", *parts, "")
+    print(tabulate(table, headers=headers, floatfmt=("", "", "", ".0f", ".0f", ".3f", *[".0f"] * len(parts), "")))
+    median = statistics.median(ratios)
+    print(f"{len(found)} steps: median {median:.3f}, {sum(outside)} outside\n")
+    return sum(outside) + (not MEDIAN[0] <= median <= MEDIAN[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
