@@ -31,8 +31,9 @@ from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.ahead.compile_ahead import BACKENDS, compile_ahead
 from fxshard.runtime.calls.inputs import local_batch
-from fxshard.runtime.calls.options import check_flag, check_pins, check_plan, check_unused
+from fxshard.runtime.calls.options import check_choice, check_flag, check_pins, check_plan, check_unused
 from fxshard.runtime.exported import ExportedProgram, lower_for_sizes
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
@@ -202,6 +203,7 @@ def export(
     train: bool = False,
     optimizer: Any = None,
     replan: bool = False,
+    aot_inductor: bool | str = False,
 ) -> ExportedProgram:
     """Plans and lowers ``model`` on ``mesh``, ahead of time: one program for all ranks, with its plan and weights.
 
@@ -219,6 +221,11 @@ def export(
     ``replan``: whether the program holds its planning graph, and so runs on any mesh: ``bind`` for another one plans it again. Not with
     dynamic sizes.
 
+    ``aot_inductor``: whether to compile the program too, one model per size class, for the CPU over gloo or for CUDA over NCCL: ``"cpu"``,
+    ``"cuda"``, or True for CUDA where there is one. The code runs on machines like this one, from Python by
+    ``bind(device_mesh, compiler="aot_inductor")`` and from C++ (docs/export.md). Not with dynamic sizes, nor with a backward without an
+    ``optimizer``.
+
     ``rng`` and ``without`` are those of ``lower``, all other arguments and errors those of ``plan``. A ``plan`` must have been made with
     the same ``train``; layouts, pins, limits, ``example_sizes`` or an ``optimizer`` beside it raise OptionError.
     """
@@ -227,6 +234,7 @@ def export(
     check_flag("even", even)
     check_flag("train", train)
     check_flag("replan", replan)
+    target = _compiled_for(aot_inductor)
     if optimizer is not None and not train:
         raise OptionError("an optimizer is for a training program", where="optimizer", remedy="give train=True, or leave it out")
     others = {"input_layouts": input_layouts, "output_layouts": output_layouts, "memory_limit": memory_limit}
@@ -277,7 +285,15 @@ def export(
         lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
     else:
         lowered = lower_plan(graph, plan, dump, rng, without)
-    return ExportedProgram.of(lowered, weights, planning=planning)
+    return ExportedProgram.of(lowered, weights, planning=planning, compiled=compile_ahead(lowered, target) if target else None)
+
+
+def _compiled_for(aot_inductor: bool | str) -> str:
+    """The device for which to compile ahead of time, "" for none."""
+    if isinstance(aot_inductor, bool):
+        return ("cuda" if torch.cuda.is_available() else "cpu") if aot_inductor else ""
+    check_choice("aot_inductor", aot_inductor, tuple(BACKENDS))
+    return aot_inductor
 
 
 def load(path: str | Path) -> ExportedProgram:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Names what this machine lacks for `make demo` and `make test`, each with its remedy. Silent when nothing is missing; a browser is
-# optional, and a note.
+# Names what this machine lacks for `make demo` and `make test`, each with its remedy. Silent when nothing is missing; a browser
+# and CMake are optional, and a note.
 # PYTHON (default python3) is the interpreter that .venv will be made with; CXX (default g++) is Inductor's compiler.
 PYTHON=${PYTHON:-python3}
 if [ -z "${CXX:-}" ]; then
@@ -48,6 +48,11 @@ fi
 if ! [ -x "${FXSHARD_BROWSER:-}" ] && ! has chromium && ! has chromium-browser && ! has google-chrome; then
     echo "note: without Chromium the tests of the HTML report in a browser are skipped" >&2
     echo "    remedy: apt-get install chromium, or name one: FXSHARD_BROWSER=/path/to/chrome" >&2
+fi
+
+if ! has cmake; then
+    echo "note: without CMake the test of examples/cpp, which runs a compiled program without Python, is skipped" >&2
+    echo "    remedy: apt-get install cmake g++" >&2
 fi
 
 if [ "$missing" -ne 0 ]; then

@@ -70,6 +70,13 @@ def register_group_alias(name: str, group: ProcessGroup) -> None:
     _register_process_group(name, group)
 
 
+def unregister_group(name: str) -> None:
+    """Frees a name of ``register_group_alias`` whose group is gone."""
+    from torch._C._distributed_c10d import _unregister_process_group
+
+    _unregister_process_group(name)
+
+
 def rank_and_size(name: str) -> tuple[int, int]:
     """(this process's rank in the group called ``name``, its number of ranks)."""
     from torch._C._distributed_c10d import _resolve_process_group

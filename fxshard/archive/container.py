@@ -23,7 +23,7 @@ FORMAT, VERSION = "fxshard-program", 3
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 PLANNING, PLANNED_GRAPH = "extra/fxshard/planning.json", "extra/fxshard/planning_graph.json"
-WEIGHTS = "fxshard/weights.safetensors"
+WEIGHTS, RUNNER = "fxshard/weights.safetensors", "fxshard/compiled_runner.so"
 _TORCH = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"6\n"}
 _BESIDE_GRAPH = {
     "data/weights/{}_weights_config.json": b'{"config": {}}',
@@ -34,7 +34,10 @@ _ALLOWED = re.compile(
     r"archive_format|archive_version|byteorder|\.data/version|extra/fxshard/(manifest|plan|program|planning|planning_graph)\.json|fxshard/weights\.safetensors"
     r"|models/model(_\d{1,6})?\.json|data/weights/model(_\d{1,6})?_weights_config\.json"
     r"|data/constants/model(_\d{1,6})?_constants_config\.json|data/sample_inputs/model(_\d{1,6})?\.pt"
+    r"|fxshard/compiled_runner\.so|data/aotinductor/(?P<compiled>model(_\d{1,6})?)/(?P=compiled)\.wrapper(\.so|\.json|_metadata\.json)"
 )
+COMPILED = (".so", ".json", "_metadata.json")
+"""How the names of the entries of compiled code end: the library, the operators that it calls through torch, and what is said of it."""
 MAX_ENTRIES, MAX_BYTES, MAX_RATIO, MAX_DIRECTORY = 10_000, 2**27, 100, 2**22
 """Limits on what is read, without weights: number of entries, their total bytes, their compression ratio, and bytes of the zip's directory.
 
@@ -53,6 +56,11 @@ def graph_name(number: int) -> str:
 
 def graph_entry(name: str) -> str:
     return f"models/{name}.json"
+
+
+def compiled_entry(name: str, end: str) -> str:
+    """An entry of a size class's compiled code, where torch's loader of compiled packages looks; ``end``: one of COMPILED."""
+    return f"data/aotinductor/{name}/{name}.wrapper{end}"
 
 
 def fixed_entries(graphs: Iterable[str]) -> dict[str, bytes]:
@@ -131,7 +139,7 @@ class Container:
         for name, facts in self.listed.items():
             if facts.bytes != self.infos[name].file_size:
                 raise FileError(f"the entry {name} is damaged: its size is not the manifest's", where=path, remedy=REMAKE)
-            if name != WEIGHTS:  # large, and hashed when they are read
+            if not name.endswith((".safetensors", ".so")):  # large, and hashed when they are read
                 self.read(name)
 
     def _bytes(self, name: str) -> bytes:
@@ -155,7 +163,8 @@ class Container:
         writes them: ``torch.export.load`` would unpickle what else they held."""
         graphs = tuple(graphs)
         fixed = fixed_entries(graphs)
-        needed = {PLAN, PROGRAM, *map(graph_entry, graphs), *({PLANNING, PLANNED_GRAPH} if self.has(PLANNING) else ())}
+        needed = {PLAN, PROGRAM, *map(graph_entry, graphs), *self._compiled(graphs)}
+        needed |= {PLANNING, PLANNED_GRAPH} if self.has(PLANNING) else set()
         for name in sorted(needed - set(self.listed)):
             raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
         known = {*fixed, *needed, WEIGHTS}
@@ -164,6 +173,11 @@ class Container:
         for name, data in fixed.items():
             if self.read(name) != data:
                 raise FileError(f"the entry {name} is not what fxshard writes there", where=self.path, remedy=NOT_A_PROGRAM)
+
+    def _compiled(self, graphs: Sequence[str]) -> set[str]:
+        """The entries of compiled code that a program with these graphs has: all or none."""
+        entries = {RUNNER, *(compiled_entry(name, end) for name in graphs for end in COMPILED)}
+        return entries if entries & set(self.listed) else set()
 
     @contextmanager
     def stream(self, name: str) -> Iterator[IO[bytes]]:

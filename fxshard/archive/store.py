@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from fxshard.archive.compiled import CompiledCode, read_compiled
 from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, Listed, graph_entry, graph_name, open_archive, write
 from fxshard.archive.description import read_description, write_description
 from fxshard.archive.graphs import read_graph, write_graph
@@ -24,6 +25,7 @@ def save(
     weights: Mapping[str, torch.Tensor] | None = None,
     shards: Iterable[Mapping[str, torch.Tensor]] = (),
     planning: Planning | None = None,
+    compiled: CompiledCode | None = None,
 ) -> None:
     """Writes ``program`` to ``path`` (``.pt2``) atomically; the same program gives the same bytes.
 
@@ -32,6 +34,7 @@ def save(
             left out, tied ones are stored once. None: a program without weights.
         shards: instead, what each rank holds of them; each is written to a file of its own beside ``path``, before the program.
         planning: what the program was planned from, so that it can be planned for other meshes.
+        compiled: its code, if it was compiled ahead of time.
 
     Raises:
         FileError: the path cannot be written, a weight is missing or does not match the program's, or a file cannot hold
@@ -41,6 +44,7 @@ def save(
     graphs = {names[size_class]: write_graph(module, (*program.sizes, *program.ranks)) for size_class, module in program.modules.items()}
     own = {PLAN: dumps(program.plan).encode(), PROGRAM: write_description(program, names).encode()}
     own |= {} if planning is None else write_planning(program, planning)
+    own |= {} if compiled is None else compiled.entries()
     kept = None if weights is None else select_weights(program, weights)
     with weights_file(kept, Path(path).parent) as file:
         write(path, own, graphs, file, write_rank_files(path, shards))
@@ -61,6 +65,12 @@ def load(path: str | Path) -> ShardedProgram:
         sizes = description.sizes
         graphs = {name: read_graph(container.read(graph_entry(name)), where(name), axes, sizes) for name in description.graphs}
     return description.program(plan, graphs)
+
+
+def load_compiled(path: str | Path, program: ShardedProgram) -> CompiledCode | None:
+    """The compiled code of the ``program`` in a file; None if it has none. Does not run it. Raises FileError as ``load``."""
+    with open_archive(path) as container:
+        return read_compiled(container, program)
 
 
 def load_planning(path: str | Path, program: ShardedProgram) -> Planning | None:

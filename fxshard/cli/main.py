@@ -290,7 +290,7 @@ def _export(options: argparse.Namespace) -> None:
     _check_output(options)
     mesh, plan_options = _mesh(options), _plan_options(options)
     plan = _read_plan(options) if options.plan else None
-    sizes = {**_sizes(options), "even": options.even, "replan": options.replan}
+    sizes = {**_sizes(options), "even": options.even, "replan": options.replan, "aot_inductor": options.aot_inductor}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fxshard.runtime.exported import ExportedProgram
 
+COMPILERS = "default: inductor; aot_inductor runs the machine code in the file, if fxshard export --aot-inductor wrote it"
 CHOICES = ("inside", "per-rank", "none")
 
 
@@ -34,7 +35,7 @@ def add_run(commands: Any) -> None:
     run.add_argument("-o", "--output", metavar="OUT.safetensors", help="write the outputs here, whole tensors by name")
     run.add_argument("--mesh", metavar="AXES", help="run on this mesh, for example dp=2,tp=4 (default: the program's)")
     run.add_argument("--simulate", action="store_true", help="run all ranks in this process")
-    run.add_argument("--compiler", choices=("inductor", "eager"), default="inductor", help="default: inductor")
+    run.add_argument("--compiler", choices=("inductor", "eager", "aot_inductor"), default="inductor", help=COMPILERS)
     run.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     run.set_defaults(command=run_program)
 
@@ -43,6 +44,9 @@ def add_weights(export: argparse.ArgumentParser) -> None:
     said = "where the weights go: inside the file, into one safetensors file per rank beside it, or nowhere (default: inside)"
     export.add_argument("--weights", choices=CHOICES, default=CHOICES[0], help=said)
     export.add_argument("--replan", action="store_true", help="keep the planning graph in the file: it then runs on any mesh")
+
+    said = "compile the program too, for DEVICE or where the command runs: for fxshard run --compiler aot_inductor, and for C++"
+    export.add_argument("--aot-inductor", nargs="?", const=True, default=False, choices=("cpu", "cuda"), metavar="DEVICE", help=said)
 
 
 def run_program(options: argparse.Namespace) -> None:

@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from fxshard import archive
 from fxshard._torch_compat import pytree
+from fxshard.archive.compiled import CompiledCode
 from fxshard.archive.planning import Planning
 from fxshard.archive.weights import select_weights
-from fxshard.errors import FileError, FxshardError, PlanError, RunError, SizesError
+from fxshard.errors import FileError, FxshardError, OptionError, PlanError, RunError, SizesError
 from fxshard.files import REMAKE
 from fxshard.graph.objects import open_call
 from fxshard.graph.planning_graph import PlanningGraph
@@ -31,6 +32,7 @@ from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, r
 from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.ahead.load_ahead import load_program
 from fxshard.runtime.calls.inputs import Leaves, leaf_names
 from fxshard.runtime.calls.options import check_choice, check_device_mesh, check_flag, check_number, check_weights
 from fxshard.runtime.calls.runner import Runner
@@ -47,6 +49,7 @@ from fxshard.shapes import evaluate_all, first_broken
 
 log = logging.getLogger("fxshard")
 REPLAN = "export it for this mesh; or export with replan=True (--replan), then it runs on any mesh"
+AHEAD, OTHERS = "aot_inductor", 'bind it with compiler="inductor" or "eager"'
 WEIGHTS = ("inside", "per-rank", "none")
 """Where ``save`` puts the weights."""
 
@@ -54,11 +57,13 @@ WEIGHTS = ("inside", "per-rank", "none")
 @dataclass(frozen=True)
 class ExportedProgram(ShardedProgram):
     """A program with its ``weights``: whole parameters and buffers by the model's names; empty if it has none, or if each rank's are in a
-    file of their own (``rank_files``). ``planning``: what it was planned from, if it can be planned for other meshes."""
+    file of their own (``rank_files``). ``planning``: what it was planned from, if it can be planned for other meshes. ``compiled``: its
+    code, if it was compiled ahead of time."""
 
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     rank_files: RankFiles | None = field(default=None, compare=False, repr=False)
     planning: Planning | None = field(default=None, compare=False, repr=False)
+    compiled: CompiledCode | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, program: ShardedProgram, weights: Mapping[str, torch.Tensor], **beside: Any) -> ExportedProgram:
@@ -81,10 +86,11 @@ class ExportedProgram(ShardedProgram):
         stored = bool(held) and not any(w.is_meta for w in held.values())
         if weights == "per-rank" and not stored:
             raise FileError("there are no weights to write for the ranks", where=str(path), remedy='export with them, or weights="none"')
+        beside: Any = {"planning": self.planning, "compiled": self.compiled}
         if weights == "per-rank":
-            archive.save(self, path, shards=cut(self, select_weights(self, held)), planning=self.planning)
+            archive.save(self, path, shards=cut(self, select_weights(self, held)), **beside)
         else:
-            archive.save(self, path, held if stored else None, planning=self.planning)
+            archive.save(self, path, held if stored else None, **beside)
 
     @classmethod
     def load(cls, path: str | Path) -> ExportedProgram:
@@ -94,7 +100,8 @@ class ExportedProgram(ShardedProgram):
         if weights:
             weights = select_weights(program, weights, str(path), REMAKE)
         files = RankFiles(Path(path), beside) if beside else None
-        return cls.of(program, weights, rank_files=files, planning=_checked(archive.load_planning(path, program), path))
+        planning, compiled = _checked(archive.load_planning(path, program), path), archive.load_compiled(path, program)
+        return cls.of(program, weights, rank_files=files, planning=planning, compiled=compiled)
 
     def replan(
         self,
@@ -143,7 +150,8 @@ class ExportedProgram(ShardedProgram):
 
         Args:
             weights: whole tensors by the model's names; the program's own by default, of which a rank reads its own file if each has one.
-            compiler: ``"inductor"`` or ``"eager"``.
+            compiler: ``"inductor"``, ``"eager"``, or ``"aot_inductor"``, which runs the machine code that the program holds, without
+                Inductor. Such code does what its author wants: bind only files that you trust so.
             timeout: seconds to wait for other ranks, here and in each collective.
             debug: whether ranks compare each collective before it is issued (docs/faults.md).
 
@@ -153,12 +161,17 @@ class ExportedProgram(ShardedProgram):
         """
         check_device_mesh(device_mesh)
         check_weights(weights)
-        check_choice("compiler", compiler, COMPILERS)
+        check_choice("compiler", compiler, (*COMPILERS, AHEAD))
+        ahead = compiler == AHEAD
+        if ahead and debug:
+            raise OptionError("compiled code issues its collectives itself, debug cannot compare them", where="debug", remedy=OTHERS)
         values, beside = dict(weights or self.weights), None if weights else self.rank_files
         check_number("timeout", timeout, optional=False)
         check_flag("debug", debug)
+        if ahead and self.compiled is None:
+            raise PlanError("the program holds no compiled code", where="compiler", remedy=f"export it with aot_inductor=True, or {OTHERS}")
         if not fits(self, device_mesh):
-            if self.planning is None:
+            if self.planning is None or ahead:
                 raise PlanError(f"the program is for mesh {self.mesh}, the device mesh is {as_mesh(device_mesh)}", remedy=REPLAN)
             announce(device_mesh, logging.WARNING, "the program is for mesh %s: planning it again for %s", self.mesh, as_mesh(device_mesh))
             options = {"compiler": compiler, "device": device, "timeout": timeout, "debug": debug}
@@ -169,6 +182,8 @@ class ExportedProgram(ShardedProgram):
         bound = bind(self, device_mesh, device)
         if beside is not None:
             values = beside.on_mesh(self, device_mesh, bound.device)
+        if ahead and self.compiled is not None:
+            return BoundModule(self, values, bound, partial(load_program, self.compiled, timeout=timeout))
         return BoundModule(self, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
 
 

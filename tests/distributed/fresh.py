@@ -29,9 +29,12 @@ if other:
 """
 
 
-def run_fresh(body: str, folder: Path) -> None:
-    """Runs ``body`` on two ranks. It may use ``mesh``, ``rank`` and ``folder``, and leaves the tensors to save in ``out``."""
+def run_fresh(body: str, folder: Path, *, inductor: bool = True) -> None:
+    """Runs ``body`` on two ranks. It may use ``mesh``, ``rank`` and ``folder``, and leaves the tensors to save in ``out``.
+
+    ``inductor``: whether to import Inductor before the ranks part."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", BEGIN + body + END, str(folder), str(ROOT / "fxshard" / "__init__.py")]
+    begin = BEGIN if inductor else BEGIN.replace(", torch._inductor.compile_fx", "")
+    command = [sys.executable, "-c", begin + body + END, str(folder), str(ROOT / "fxshard" / "__init__.py")]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-6000:]

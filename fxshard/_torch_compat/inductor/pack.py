@@ -72,7 +72,7 @@ def register() -> None:
         register_lowering(op, type_promotion_kind=None)(_lower)
 
 
-def _lower(parts: Sequence[Any], lowering: int) -> Any:
+def _lower(parts: Sequence[Any], lowering: int = LOWERING) -> Any:
     """As ``ConcatKernel.create``, for operands of any shape."""
     from torch._inductor import ir
     from torch._inductor.lowering import clone

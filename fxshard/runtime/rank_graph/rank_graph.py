@@ -34,9 +34,14 @@ AXIS_INDEX_BYTES = 1024
 
 def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
     """The graph of a bound program in its device's operators, decomposed for ``compiler``."""
+    return in_device_operators(bound.program, bound.module, bound.device, compiler)
+
+
+def in_device_operators(program: ShardedProgram, module: fx.GraphModule, device: torch.device, compiler: str) -> fx.GraphModule:
+    """The graph of ``bind_graph`` in the operators of ``device``, decomposed for ``compiler``."""
     table = inductor_decompositions() if compiler == "inductor" else None
-    seeds = frozenset(i for i, end in enumerate(bound.program.inputs) if end.kind == "seed")
-    module = device_graph(bound.module, bound.device, table, on_host=seeds | parameters_on_host(bound.program))
+    seeds = frozenset(i for i, end in enumerate(program.inputs) if end.kind == "seed")
+    module = device_graph(module, device, table, on_host=seeds | parameters_on_host(program))
     if compiler == "inductor":
         expand_draws.prefer_recompute_of_masks(module)
     return module
