@@ -23,11 +23,12 @@ from fxshard.files import REMAKE
 from fxshard.graph.objects import open_call
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
+from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.passes.after_lowering.optimise import check_without
 from fxshard.passes.annotation.verify import verify_graph
 from fxshard.passes.lowering.at_sizes import program_at
-from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, run
+from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, plan_graph, run
 from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -41,7 +42,7 @@ from fxshard.runtime.rank_graph.bind import BoundProgram, bind, fits
 from fxshard.runtime.rank_weights import RankFiles, cut
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, shape_fields, weight_fields
-from fxshard.runtime.ranks.launch import announce, compare, mesh_ranks, objection, versions
+from fxshard.runtime.ranks.launch import announce, compare, ends_together, mesh_ranks, objection, share_plan, versions
 from fxshard.runtime.simulate.values import argument_values, check_arguments, check_value, sizes_of_call
 from fxshard.shapes import evaluate_all, first_broken
 
@@ -112,22 +113,43 @@ class ExportedProgram(ShardedProgram):
 
         Raises PlanError if the program does not hold its planning graph.
         """
-        planning = self.planning
-        if planning is None:
+        layouts = {"input_layouts": input_layouts, "output_layouts": output_layouts}
+        limits = {"pins": pins, "memory_limit": memory_limit, "objective": objective, "cache": cache}
+        return self._with_plan(self._plan_for(as_mesh(mesh), **layouts, **limits))
+
+    def for_mesh(
+        self, device_mesh: DeviceMesh, *, hardware: str | Path | Hardware | None = None, timeout: float = TIMEOUT
+    ) -> ExportedProgram:
+        """The program for ``device_mesh``: itself if it fits, otherwise planned again by the lowest rank for all, with the same weights.
+
+        Every rank of the mesh calls this. ``hardware``: whose prices the plan has, by default those of the mesh's devices. ``timeout``:
+        seconds to wait for other ranks, planning included.
+
+        Raises PlanError if the program does not hold its planning graph; on all ranks, what one rank raises.
+        """
+        if fits(self, device_mesh):
+            return self
+        ranks = mesh_ranks(device_mesh)
+        with ends_together("plan the program for its mesh", ranks=ranks, timeout=timeout):
+            graph, mesh = self._planned_from().graph, as_mesh(device_mesh, hardware)
+            return self._with_plan(share_plan(lambda: self._plan_for(mesh), ranks=ranks, timeout=timeout, key=graph.hash))
+
+    def _planned_from(self) -> Planning:
+        if self.planning is None:
             raise PlanError(f"the program holds no planning graph, so that it runs on mesh {self.mesh} only", remedy=REPLAN)
-        whole = "R" * as_mesh(mesh).ndim
-        request = Request(
-            train=planning.graph.train,
-            input_layouts=whole if input_layouts is None else input_layouts,
-            output_layouts=whole if output_layouts is None else output_layouts,
-            pins=pins,
-            memory_limit=memory_limit,
-            objective=objective,
-            cache=cache,
-            rng=planning.rng,
-            without=planning.without,
-        )
-        return self.of(_lowered(request, as_mesh(mesh), None, planning.graph), self.whole_weights, planning=planning)
+        return self.planning
+
+    def _plan_for(self, mesh: Mesh, **options: Any) -> ShardingPlan:
+        """A plan of the planning graph; ends whose layouts are not given are whole."""
+        planning, given = self._planned_from(), {name: value for name, value in options.items() if value is not None}
+        whole = dict.fromkeys(("input_layouts", "output_layouts"), "R" * mesh.ndim)
+        return plan_graph(planning.graph, mesh, Request(train=planning.graph.train, **{**whole, **given}))
+
+    def _with_plan(self, plan: ShardingPlan) -> ExportedProgram:
+        """The program of another plan of the planning graph."""
+        planning = self._planned_from()
+        program = lower_plan(planning.graph, plan, None, planning.rng, planning.without, legal=True)
+        return self.of(program, self.whole_weights, planning=planning)
 
     def bind(
         self,
@@ -147,29 +169,28 @@ class ExportedProgram(ShardedProgram):
             timeout: seconds to wait for other ranks, here and in each collective.
             debug: whether ranks compare each collective before it is issued (docs/faults.md).
 
-        For another mesh the program is planned again, if it holds its planning graph.
+        For another mesh the program is planned again, if it holds its planning graph (``for_mesh``).
 
-        Raises PlanError for another mesh if it does not, RunError for a missing weight, or ranks that hold different programs or weights.
+        Raises PlanError for another mesh if it does not, RunError for a missing weight, or ranks that hold different programs or weights,
+        FileError for a rank's file that is missing or damaged. What one rank raises, all do.
         """
         check_device_mesh(device_mesh)
         check_weights(weights)
         check_choice("compiler", compiler, COMPILERS)
-        values, beside = dict(weights or self.weights), None if weights else self.rank_files
         check_number("timeout", timeout, optional=False)
         check_flag("debug", debug)
-        if not fits(self, device_mesh):
-            if self.planning is None:
-                raise PlanError(f"the program is for mesh {self.mesh}, the device mesh is {as_mesh(device_mesh)}", remedy=REPLAN)
+        if not fits(self, device_mesh) and self.planning is not None:
             announce(device_mesh, logging.WARNING, "the program is for mesh %s: planning it again for %s", self.mesh, as_mesh(device_mesh))
-            options = {"compiler": compiler, "device": device, "timeout": timeout, "debug": debug}
-            return self.replan(device_mesh).bind(device_mesh, weights, **options)  # type: ignore[arg-type]
-        fields_ = {**versions(), **mesh_fields(device_mesh), "plan": self.plan.hash, "program": self.hash}
+        program, ranks = self.for_mesh(device_mesh, timeout=timeout), mesh_ranks(device_mesh)
+        values, beside = dict(weights or program.weights), None if weights else program.rank_files
+        fields_ = {**versions(), **mesh_fields(device_mesh), "plan": program.plan.hash, "program": program.hash}
         fields_ |= {} if beside is None else {"files of the ranks": beside.digest}
-        compare({**fields_, **weight_fields(values), **debug_field(debug)}, ranks=mesh_ranks(device_mesh), timeout=timeout)
-        bound = bind(self, device_mesh, device)
-        if beside is not None:
-            values = beside.on_mesh(self, device_mesh, bound.device)
-        return BoundModule(self, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
+        compare({**fields_, **weight_fields(values), **debug_field(debug)}, ranks=ranks, timeout=timeout)
+        with ends_together("bind the program", ranks=ranks, timeout=timeout):
+            bound = bind(program, device_mesh, device)
+            if beside is not None:
+                values = beside.on_mesh(program, device_mesh, bound.device)
+            return BoundModule(program, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
 
 
 def _checked(planning: Planning | None, path: str | Path) -> Planning | None:
