@@ -76,6 +76,9 @@ class ExportedProgram(ShardedProgram):
 
         ``weights``: ``"inside"`` the file; ``"per-rank"``: what each rank holds in a file beside it, ``m.pt2.rank-00000.safetensors`` and
         so on, of which a rank reads its own only; ``"none"``. Weights on meta hold no numbers and are left out.
+
+        Each of the ranks' files is written atomically too, but not all at once: they come before the program. If the process ends in
+        between, a program that was at ``path`` is still there, beside new files, which it refuses: their hashes are not in its manifest.
         """
         check_choice("weights", weights, WEIGHTS)
         held = {} if weights == "none" else self.whole_weights
