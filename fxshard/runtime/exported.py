@@ -128,11 +128,14 @@ class ExportedProgram(ShardedProgram):
         Every rank of the mesh calls this. ``hardware``: whose prices the plan has, by default those of the mesh's devices. ``timeout``:
         seconds to wait for other ranks, planning included.
 
-        Raises PlanError if the program does not hold its planning graph; on all ranks, what one rank raises.
+        Raises RunError for ranks whose meshes or programs differ, PlanError if the program does not hold its planning graph; on all ranks,
+        what one rank raises.
         """
+        ranks = mesh_ranks(device_mesh)
+        held = {**versions(), **mesh_fields(device_mesh), "plan": self.plan.hash, "program": self.hash}
+        compare(held, ranks=ranks, timeout=timeout)
         if fits(self, device_mesh):
             return self
-        ranks = mesh_ranks(device_mesh)
         with ends_together("plan the program for its mesh", ranks=ranks, timeout=timeout):
             graph, mesh = self._planned_from().graph, as_mesh(device_mesh, hardware)
             return self._with_plan(share_plan(lambda: self._plan_for(mesh), ranks=ranks, timeout=timeout, key=graph.hash))
@@ -186,9 +189,9 @@ class ExportedProgram(ShardedProgram):
             announce(device_mesh, logging.WARNING, "the program is for mesh %s: planning it again for %s", self.mesh, as_mesh(device_mesh))
         program, ranks = self.for_mesh(device_mesh, timeout=timeout), mesh_ranks(device_mesh)
         values, beside = dict(weights or program.weights), None if weights else program.rank_files
-        fields_ = {**versions(), **mesh_fields(device_mesh), "plan": program.plan.hash, "program": program.hash}
-        fields_ |= {} if beside is None else {"files of the ranks": beside.digest}
-        compare({**fields_, **weight_fields(values), **debug_field(debug)}, ranks=ranks, timeout=timeout)
+        held = {} if program is self else {"plan": program.plan.hash, "program": program.hash}
+        held |= {} if beside is None else {"files of the ranks": beside.digest}
+        compare({**held, **weight_fields(values), **debug_field(debug)}, ranks=ranks, timeout=timeout)
         with ends_together("bind the program", ranks=ranks, timeout=timeout):
             bound = bind(program, device_mesh, device)
             if beside is not None:
