@@ -138,8 +138,8 @@ class Picture:
     def _repr_html_(self) -> str:
         parts = [f"<p>{html.escape(self._head())}</p>"]
         if not self.cut:
-            return f"{parts[0]}<p>all {self.mesh.size} ranks hold all of it</p>"
-        for title, columns, rows in self._grids():
+            parts.append(f"<p>all {self.mesh.size} ranks hold all of it</p>")
+        for title, columns, rows in self._grids() if self.cut else ():
             parts.append(f"<p>{html.escape(title)}</p>{tabulate(rows, headers=['', *columns], tablefmt='html')}")
         return "".join([*parts, *(f"<p>{html.escape(note)}</p>" for note in self._notes())])
 
