@@ -32,7 +32,8 @@ def save(
     Args:
         weights: whole parameters and buffers by the model's names (its state_dict); those that the program does not read are
             left out, tied ones are stored once. None: a program without weights.
-        shards: instead, what each rank holds of them; each is written to a file of its own beside ``path``, before the program.
+        shards: instead, what each rank holds of them; each is written to a file of its own beside ``path``, atomically, before
+            the program: if the process ends in between, a program that was there before refuses the new files by their hashes.
         planning: what the program was planned from, so that it can be planned for other meshes.
         compiled: its code, if it was compiled ahead of time.
 

@@ -211,7 +211,7 @@ def _plan(options: argparse.Namespace) -> int:
         plan.save(options.output)
     if options.json:
         answers = _answers(plan, options)
-        print(json.dumps(_plan_as_json(plan, answers, elsewhere), indent=1))
+        print(json.dumps(_plan_as_json(plan, answers, elsewhere, options.regret), indent=1))
         write_plan_report(options, plan, answers)
         return 0
     print(inspect.summary(plan))
@@ -236,13 +236,19 @@ def _answers(plan: ShardingPlan, options: argparse.Namespace) -> list[Explanatio
     return [plan.explain(*_parse_question(text)) for text in options.explain]
 
 
-def _plan_as_json(plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]]) -> dict[str, Any]:
+def _plan_as_json(
+    plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]], error: float | None
+) -> dict[str, Any]:
+    """The plan and the answers to what was asked: ``elsewhere``: for ``--at``; ``error``: for ``--regret``."""
     from fxshard.cli.console.plain import plain
     from fxshard.inspect import to_json
 
-    asked = {"explain": [plain(answer) for answer in answers]}
-    asked |= {"at": [plain(plan.at(**there)) for there in elsewhere]}
-    return {**to_json(plan), **{name: found for name, found in asked.items() if found}}
+    asked: dict[str, Any] = {"explain": [plain(answer) for answer in answers]}
+    asked["at"] = [plain(plan.at(**there)) for there in elsewhere]
+    if error is not None:
+        found = plan.regret(error)
+        asked["regret"] = {**plain(found), "median": found.median, "most": found.most, "proven": found.proven}
+    return {**to_json(plan), **{name: answer for name, answer in asked.items() if answer}}
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:

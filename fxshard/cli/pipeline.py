@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DEFAULT = "1F1B"
 USED = ("parallel", "memory_limit", "cache")
 """The options of a plan that also plan a pipeline."""
-ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes", "offload", "mixed_precision", "gathers")
+ONLY_PLAN = ("infer", "output", "explain", "memory", "at", "dynamic", "example_sizes", "offload", "mixed_precision", "gathers", "html")
 
 
 def add_pipeline(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def check_no_pipeline(options: argparse.Namespace) -> None:
 
 def pipeline_text(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping[str, Any]) -> str:
     """The stages as text, or as JSON. Raises OptionError for options that only the plan of a whole model has."""
-    given = [name for name in ONLY_PLAN if getattr(options, name)]
+    given = [name for name in ONLY_PLAN if getattr(options, name)] + (["regret"] if options.regret is not None else [])
     given += [name for name, value in plan_options.items() if name not in USED and value and value != "time"]
     if given:
         useless = " and ".join(f"--{name.replace('_', '-')}" for name in given)

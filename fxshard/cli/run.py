@@ -14,6 +14,7 @@ from fxshard.errors import FileError, OptionError, closest, count_text
 if TYPE_CHECKING:
     import torch
 
+    from fxshard.mesh.mesh import Mesh
     from fxshard.runtime.exported import ExportedProgram
 
 COMPILERS = "default: inductor; aot_inductor runs the machine code in the file, if fxshard export --aot-inductor wrote it"
@@ -64,12 +65,10 @@ def run_program(options: argparse.Namespace) -> None:
 
     program = fxshard.load(options.program)
     mesh = parse_mesh(options.mesh, program.mesh.hardware) if options.mesh else program.mesh
-    if (mesh.shape, mesh.axis_names) != (program.mesh.shape, program.mesh.axis_names):
-        program = program.replan(mesh)
     args, kwargs = call_of(program, read_tensors(options.inputs), options.inputs)
     weights = read_tensors(options.weights) if options.weights else None
     run = simulated if options.simulate else on_ranks
-    named = run(program, args, kwargs, weights, options)
+    named = run(program, mesh, args, kwargs, weights, options)
     if named is None:
         return
     if options.output:
@@ -88,13 +87,19 @@ def _described(value: torch.Tensor) -> dict[str, Any]:
     return said | ({"value": value.item()} if value.numel() == 1 else {})
 
 
-def simulated(program: ExportedProgram, args: Any, kwargs: Any, weights: Any, options: argparse.Namespace) -> dict[str, torch.Tensor]:
+def simulated(
+    program: ExportedProgram, mesh: Mesh, args: Any, kwargs: Any, weights: Any, options: argparse.Namespace
+) -> dict[str, torch.Tensor]:
     import fxshard
 
+    if (mesh.shape, mesh.axis_names) != (program.mesh.shape, program.mesh.axis_names):
+        program = program.replan(mesh)
     return named_outputs(fxshard.simulate(program, args, kwargs=kwargs, weights=weights).outputs)
 
 
-def on_ranks(program: ExportedProgram, args: Any, kwargs: Any, weights: Any, options: argparse.Namespace) -> dict[str, torch.Tensor] | None:
+def on_ranks(
+    program: ExportedProgram, mesh: Mesh, args: Any, kwargs: Any, weights: Any, options: argparse.Namespace
+) -> dict[str, torch.Tensor] | None:
     """The outputs on the first rank, None on the others."""
     import torch
     import torch.distributed as dist
@@ -102,7 +107,7 @@ def on_ranks(program: ExportedProgram, args: Any, kwargs: Any, weights: Any, opt
     from torch.distributed.tensor import DTensor
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    started, mesh = int(os.environ["WORLD_SIZE"]), program.mesh
+    started = int(os.environ["WORLD_SIZE"])
     if started != mesh.size:
         remedy = f"start it with torchrun --nproc-per-node {mesh.size}, or give --mesh"
         raise OptionError(f"the program is for mesh {mesh}, {count_text(mesh.size, 'rank')}; {started} run", remedy=remedy)
@@ -110,7 +115,8 @@ def on_ranks(program: ExportedProgram, args: Any, kwargs: Any, weights: Any, opt
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:
-        bound = program.bind(init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names), weights, compiler=options.compiler)
+        device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
+        bound = program.for_mesh(device_mesh, hardware=mesh.hardware).bind(device_mesh, weights, compiler=options.compiler)
         named = named_outputs(bound(*args, **kwargs))
         whole = {name: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu() for name, v in named.items()}
         return whole if dist.get_rank() == 0 else None

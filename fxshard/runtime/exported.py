@@ -24,11 +24,12 @@ from fxshard.files import REMAKE
 from fxshard.graph.objects import open_call
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
+from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.passes.after_lowering.optimise import check_without
 from fxshard.passes.annotation.verify import verify_graph
 from fxshard.passes.lowering.at_sizes import program_at
-from fxshard.passes.pipeline import LOWERING, Compilation, Request, make_plan, run
+from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, make_plan, plan_graph, run
 from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -43,7 +44,7 @@ from fxshard.runtime.rank_graph.bind import BoundProgram, bind, fits
 from fxshard.runtime.rank_weights import RankFiles, cut
 from fxshard.runtime.ranks.agreement import TIMEOUT
 from fxshard.runtime.ranks.compared_fields import debug_field, mesh_fields, shape_fields, weight_fields
-from fxshard.runtime.ranks.launch import announce, compare, mesh_ranks, objection, versions
+from fxshard.runtime.ranks.launch import announce, compare, ends_together, mesh_ranks, objection, share_plan, versions
 from fxshard.runtime.simulate.values import argument_values, check_arguments, check_value, sizes_of_call
 from fxshard.shapes import evaluate_all, first_broken
 
@@ -80,6 +81,9 @@ class ExportedProgram(ShardedProgram):
 
         ``weights``: ``"inside"`` the file; ``"per-rank"``: what each rank holds in a file beside it, ``m.pt2.rank-00000.safetensors`` and
         so on, of which a rank reads its own only; ``"none"``. Weights on meta hold no numbers and are left out.
+
+        Each of the ranks' files is written atomically too, but not all at once: they come before the program. If the process ends in
+        between, a program that was at ``path`` is still there, beside new files, which it refuses: their hashes are not in its manifest.
         """
         check_choice("weights", weights, WEIGHTS)
         held = {} if weights == "none" else self.whole_weights
@@ -119,22 +123,46 @@ class ExportedProgram(ShardedProgram):
 
         Raises PlanError if the program does not hold its planning graph.
         """
-        planning = self.planning
-        if planning is None:
+        layouts = {"input_layouts": input_layouts, "output_layouts": output_layouts}
+        limits = {"pins": pins, "memory_limit": memory_limit, "objective": objective, "cache": cache}
+        return self._with_plan(self._plan_for(as_mesh(mesh), **layouts, **limits))
+
+    def for_mesh(
+        self, device_mesh: DeviceMesh, *, hardware: str | Path | Hardware | None = None, timeout: float = TIMEOUT
+    ) -> ExportedProgram:
+        """The program for ``device_mesh``: itself if it fits, otherwise planned again by the lowest rank for all, with the same weights.
+
+        Every rank of the mesh calls this. ``hardware``: whose prices the plan has, by default those of the mesh's devices. ``timeout``:
+        seconds to wait for other ranks, planning included.
+
+        Raises RunError for ranks whose meshes or programs differ, PlanError if the program does not hold its planning graph; on all ranks,
+        what one rank raises.
+        """
+        ranks = mesh_ranks(device_mesh)
+        held = {**versions(), **mesh_fields(device_mesh), "plan": self.plan.hash, "program": self.hash}
+        compare(held, ranks=ranks, timeout=timeout)
+        if fits(self, device_mesh):
+            return self
+        with ends_together("plan the program for its mesh", ranks=ranks, timeout=timeout):
+            graph, mesh = self._planned_from().graph, as_mesh(device_mesh, hardware)
+            return self._with_plan(share_plan(lambda: self._plan_for(mesh), ranks=ranks, timeout=timeout, key=graph.hash))
+
+    def _planned_from(self) -> Planning:
+        if self.planning is None:
             raise PlanError(f"the program holds no planning graph, so that it runs on mesh {self.mesh} only", remedy=REPLAN)
-        whole = "R" * as_mesh(mesh).ndim
-        request = Request(
-            train=planning.graph.train,
-            input_layouts=whole if input_layouts is None else input_layouts,
-            output_layouts=whole if output_layouts is None else output_layouts,
-            pins=pins,
-            memory_limit=memory_limit,
-            objective=objective,
-            cache=cache,
-            rng=planning.rng,
-            without=planning.without,
-        )
-        return self.of(_lowered(request, as_mesh(mesh), None, planning.graph), self.whole_weights, planning=planning)
+        return self.planning
+
+    def _plan_for(self, mesh: Mesh, **options: Any) -> ShardingPlan:
+        """A plan of the planning graph; ends whose layouts are not given are whole."""
+        planning, given = self._planned_from(), {name: value for name, value in options.items() if value is not None}
+        whole = dict.fromkeys(("input_layouts", "output_layouts"), "R" * mesh.ndim)
+        return plan_graph(planning.graph, mesh, Request(train=planning.graph.train, **{**whole, **given}))
+
+    def _with_plan(self, plan: ShardingPlan) -> ExportedProgram:
+        """The program of another plan of the planning graph."""
+        planning = self._planned_from()
+        program = lower_plan(planning.graph, plan, None, planning.rng, planning.without, legal=True)
+        return self.of(program, self.whole_weights, planning=planning)
 
     def bind(
         self,
@@ -155,36 +183,38 @@ class ExportedProgram(ShardedProgram):
             timeout: seconds to wait for other ranks, here and in each collective.
             debug: whether ranks compare each collective before it is issued (docs/faults.md).
 
-        For another mesh the program is planned again, if it holds its planning graph.
+        For another mesh the program is planned again, if it holds its planning graph (``for_mesh``).
 
-        Raises PlanError for another mesh if it does not, RunError for a missing weight, or ranks that hold different programs or weights.
+        Raises PlanError for another mesh if it does not, RunError for a missing weight, or ranks that hold different programs or weights,
+        FileError for a rank's file that is missing or damaged. What one rank raises, all do.
         """
         check_device_mesh(device_mesh)
         check_weights(weights)
         check_choice("compiler", compiler, (*COMPILERS, AHEAD))
-        ahead = compiler == AHEAD
-        if ahead and debug:
-            raise OptionError("compiled code issues its collectives itself, debug cannot compare them", where="debug", remedy=OTHERS)
-        values, beside = dict(weights or self.weights), None if weights else self.rank_files
         check_number("timeout", timeout, optional=False)
         check_flag("debug", debug)
+        ahead, fitting = compiler == AHEAD, fits(self, device_mesh)
+        if ahead and debug:
+            raise OptionError("compiled code issues its collectives itself, debug cannot compare them", where="debug", remedy=OTHERS)
         if ahead and self.compiled is None:
             raise PlanError("the program holds no compiled code", where="compiler", remedy=f"export it with aot_inductor=True, or {OTHERS}")
-        if not fits(self, device_mesh):
-            if self.planning is None or ahead:
-                raise PlanError(f"the program is for mesh {self.mesh}, the device mesh is {as_mesh(device_mesh)}", remedy=REPLAN)
+        if ahead and not fitting:
+            raise PlanError(f"the program is for mesh {self.mesh}, the device mesh is {as_mesh(device_mesh)}", remedy=REPLAN)
+        if not fitting and self.planning is not None:
             announce(device_mesh, logging.WARNING, "the program is for mesh %s: planning it again for %s", self.mesh, as_mesh(device_mesh))
-            options = {"compiler": compiler, "device": device, "timeout": timeout, "debug": debug}
-            return self.replan(device_mesh).bind(device_mesh, weights, **options)  # type: ignore[arg-type]
-        fields_ = {**versions(), **mesh_fields(device_mesh), "plan": self.plan.hash, "program": self.hash}
-        fields_ |= {} if beside is None else {"files of the ranks": beside.digest}
-        compare({**fields_, **weight_fields(values), **debug_field(debug)}, ranks=mesh_ranks(device_mesh), timeout=timeout)
-        bound = bind(self, device_mesh, device)
-        if beside is not None:
-            values = beside.on_mesh(self, device_mesh, bound.device)
-        if ahead and self.compiled is not None:
-            return BoundModule(self, values, bound, partial(load_program, self.compiled, timeout=timeout))
-        return BoundModule(self, values, bound, partial(compile_program, compiler=compiler, timeout=timeout, debug=debug))
+        program, ranks = self.for_mesh(device_mesh, timeout=timeout), mesh_ranks(device_mesh)
+        values, beside = dict(weights or program.weights), None if weights else program.rank_files
+        held = {} if program is self else {"plan": program.plan.hash, "program": program.hash}
+        held |= {} if beside is None else {"files of the ranks": beside.digest}
+        compare({**held, **weight_fields(values), **debug_field(debug)}, ranks=ranks, timeout=timeout)
+        with ends_together("bind the program", ranks=ranks, timeout=timeout):
+            bound = bind(program, device_mesh, device)
+            if beside is not None:
+                values = beside.on_mesh(program, device_mesh, bound.device)
+            make: Any = partial(compile_program, compiler=compiler, timeout=timeout, debug=debug)
+            if ahead and program.compiled is not None:
+                make = partial(load_program, program.compiled, timeout=timeout)
+            return BoundModule(program, values, bound, make)
 
 
 def _checked(planning: Planning | None, path: str | Path) -> Planning | None:

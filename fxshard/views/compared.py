@@ -31,7 +31,6 @@ def compared_text(plans: Sequence[Compared]) -> str:
     rows = [_row(one) for one in plans]
     table = fitted(rows, ("plan", "objective", "compute", "exposed communication", "sent by a rank", "memory"), same=False)
     told = labelled([(one.name, sentence(plans[0], one)) for one in plans[1:]])
-    told = labelled([(one.name, sentence(plans[0], one)) for one in plans[1:]])
     return f"{table}\n\n{told}" if told else table
 
 
@@ -56,7 +55,6 @@ def sentence(best: Compared, other: Compared) -> str:
     if abs(more) <= EQUAL * max(abs(one.objective), abs(two.objective)):
         return f"costs the same as {best.name}{_memory(one, two)}"
     share = f" ({abs(more) / one.objective:.1%})" if one.objective else ""
-    head = f"costs {cost_text(abs(more), two.unit)}{share} {'more' if more > 0 else 'less'}"
     head = f"costs {cost_text(abs(more), two.unit)}{share} {'more' if more > 0 else 'less'}"
     return f"{head}: {_parts(one, two)}{_most(one, two)}{_memory(one, two)}"
 

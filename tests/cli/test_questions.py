@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert printed.startswith("collective 0: all_gather on tp") and "aten.relu.default" in printed
     assert "fxshard plan ... --explain 'relu=" in printed and "plan.explain" not in printed
+
+
+def test_regret_as_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", model, *MESH, "--regret", "0.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["regret"]
+    assert found["error"] == 0.2 and len(found["losses"]) == 50 and found["losses"][-1] == found["most"] >= found["median"]
 
 
 def test_wrong_questions(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

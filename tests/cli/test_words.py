@@ -67,13 +67,21 @@ def test_plan_and_export_pass_words_on(factory: str, tmp_path: Path, capsys: Any
     assert "the mesh has no axis 'tp'" in capsys.readouterr().err
 
 
-def test_a_pipeline_is_shown_by_its_stages(factory: str, capsys: Any) -> None:
+def test_a_pipeline_is_shown_by_its_stages(factory: str, tmp_path: Path, capsys: Any) -> None:
     asked = ["plan", factory, "--mesh", "pp=2,dp=2", "--pipeline", "pp", "--no-cache"]
     assert cli.main([*asked, "--parallel", "dp=ddp", "--microbatches", "6"]) == 0
     text = capsys.readouterr().out
     assert "2 stages on axis pp, 1F1B" in text and "in flight" in text and "6 microbatches take" in text
-    assert cli.main([*asked, "--explain", "0.weight"]) == USER_ERROR
-    assert "--explain would have no effect on a pipeline" in capsys.readouterr().err
+    only_plan = (
+        ["--explain", "0.weight"],
+        ["--regret"],
+        ["--regret", "0"],
+        ["--html", str(tmp_path / "r.html")],
+        ["--offload", "optimizer"],
+    )
+    for given in (*only_plan, ["--mixed-precision", "bfloat16"], ["--gathers", "fp8"]):
+        assert cli.main([*asked, *given]) == USER_ERROR
+        assert f"{given[0]} would have no effect on a pipeline" in capsys.readouterr().err
     assert cli.main([*asked[:-2], "pq"]) == USER_ERROR
     assert "the mesh has no axis 'pq'" in capsys.readouterr().err
     assert cli.main([*asked[:4], "--microbatches", "6", "--schedule", "GPipe"]) == USER_ERROR

@@ -109,6 +109,12 @@ def test_what_cannot_be_drawn() -> None:
         fxshard.visualize("S(2)R", (4, 4), MESH)
 
 
+def test_a_notebook_says_that_a_pending_value_differs() -> None:
+    picture = fxshard.visualize("PR", (4,), {"dp": 2, "tp": 2})
+    note = "the ranks along dp hold different values, whose sum is the tensor"
+    assert note in str(picture) and f"<p>{note}</p>" in picture._repr_html_()
+
+
 def test_notebooks_show_plans_programs_and_layouts() -> None:
     for shown in (small_plan(), small_program(5)):
         said = shown._repr_html_()

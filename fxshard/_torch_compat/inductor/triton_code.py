@@ -18,7 +18,8 @@ KERNEL = re.compile(r"async_compile\.triton\('(\w+)', r?'''(.*?)'''", re.DOTALL)
 CALL = re.compile(r"(?<![\w.])(extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(")
 LAUNCH = re.compile(r"(?<![\w.])(\w+)\.run\(")
 KINDS = {"poi": "pointwise", "red": "reduction", "per": "persistent reduction", "tem": "template", "for": "foreach", "split": "scan"}
-"""The second word of a kernel's name -> its kind."""
+"""The second word of the name that Inductor gives a kernel, after ``triton``, -> its kind."""
+USERS = "user's"
 USED = re.compile(r"Used (\d+) registers")
 SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -37,7 +38,8 @@ class MachineCode:
 
     @property
     def kind(self) -> str:
-        return KINDS.get(self.name.split("_")[1], "user's")
+        first, second, *_ = [*self.name.split("_"), ""]
+        return KINDS.get(second, USERS) if first == "triton" else USERS
 
 
 def kernel_sources(wrapper: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import html
 import json
+import re
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -34,10 +35,7 @@ def page(data: dict[str, Any]) -> str:
         "SCRIPT": "\n".join(f"<script>\n{text}\n</script>" for text in (*map(_library, LIBRARIES), *map(_asset, SCRIPTS))),
         "DATA": packed,
     }
-    text = _asset("template.html")
-    for name, part in parts.items():
-        text = text.replace(f"@@{name}@@", part, 1)
-    return text
+    return re.sub("@@([A-Z]+)@@", lambda place: parts[place[1]], _asset("template.html"))
 
 
 def _library(name: str) -> str:

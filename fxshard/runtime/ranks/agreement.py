@@ -76,17 +76,17 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
-def told_to_all(error: BaseException) -> bool:
-    """Whether the other ranks raise ``error`` as well, because it left or came from a meeting."""
-    return getattr(error, _TOLD, False)
+def told_to_all(error: BaseException, group: Group) -> bool:
+    """Whether all ranks of ``group`` raise ``error``, because it left or came from a meeting of them or of more ranks."""
+    return set(group.ranks) <= getattr(error, _TOLD, frozenset())
 
 
-def _mark(error: BaseException) -> None:
+def _mark(error: BaseException, group: Group) -> None:
     with contextlib.suppress(AttributeError):
-        setattr(error, _TOLD, True)
+        setattr(error, _TOLD, getattr(error, _TOLD, frozenset()) | set(group.ranks))
 
 
-_TOLD = "fxshard_told_to_all"
+_TOLD = "fxshard_told_to_ranks"
 
 
 class Meeting:
@@ -125,7 +125,7 @@ class Meeting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
-            _mark(error)
+            _mark(error, self._group)
         if error is not None and not self._known and not self._lost:
             with contextlib.suppress(RunError):  # our error, or that of a rank that settled first
                 self._settle(error=self._failure(error))

@@ -130,8 +130,8 @@ def fails_together(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, *args, **kwargs)
         except BaseException as error:
-            group = None if told_to_all(error) else default_group(mesh_ranks(self.device_mesh))
-            if group is not None:
+            group = default_group(mesh_ranks(self.device_mesh))
+            if group is not None and not told_to_all(error, group):
                 with Meeting(group, "make a program"):
                     raise
             raise
@@ -148,8 +148,8 @@ def ends_together(topic: str, *, ranks: Sequence[int], timeout: float = TIMEOUT)
     group = default_group(ranks)
     try:
         yield
-    except BaseException:
-        if group is not None:
+    except BaseException as error:
+        if group is not None and not told_to_all(error, group):
             with Meeting(group, topic, timeout=timeout):
                 raise
         raise

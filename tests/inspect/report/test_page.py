@@ -48,6 +48,8 @@ def test_equal_plans_give_equal_pages() -> None:
 def test_a_title_is_text() -> None:
     page = report_html(small_plan(), Parts(title="</title><script>alert(1)</script>"))
     assert "<script>alert" not in page and data_in(page)["title"].startswith("</title>")
+    page = report_html(small_plan(), Parts(title="@@DATA@@ and @@STYLE@@"))
+    assert "<title>@@DATA@@ and @@STYLE@@ – fxshard</title>" in page and data_in(page)["title"] == "@@DATA@@ and @@STYLE@@"
 
 
 def test_size() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fxshard._torch_compat.inductor.triton_code import calls_in_order, kernel_sources
+from fxshard._torch_compat.inductor.triton_code import MachineCode, calls_in_order, kernel_sources
 from fxshard._torch_compat.inductor.without_gpu import TARGETS, check_target
 from fxshard.errors import OptionError
 
@@ -85,6 +85,12 @@ def test_an_unknown_target_is_refused() -> None:
 def test_without_triton_the_error_says_what_to_install() -> None:
     with pytest.raises(OptionError, match="pip install --no-deps triton"):
         check_target(next(iter(TARGETS)))
+
+
+def test_only_names_of_inductor_have_its_kinds() -> None:
+    kinds = {"triton_red_fused_sum_0": "reduction", "triton_per_fused_0": "persistent reduction", "triton_mine": "user's"}
+    for name, kind in {**kinds, "my_red_kernel": "user's", "kernel": "user's"}.items():
+        assert MachineCode(name, "", 0, 0, 0, 0).kind == kind, name
 
 
 def test_a_wrapper_is_read_in_the_order_of_execution() -> None:
