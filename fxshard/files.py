@@ -34,8 +34,10 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     temporary = _temporary(target)
+    mode = temporary.stat().st_mode
     try:
         yield temporary
+        os.chmod(temporary, mode)  # safetensors puts a file of its own there, which only its owner may read
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)

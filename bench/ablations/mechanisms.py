@@ -83,7 +83,7 @@ def no(*given: object, **named: object) -> bool:
     return False
 
 
-def unchanged(self: object, model: Any) -> Any:
+def unchanged(self: object, model: Any, *budget: Any) -> Any:
     """A reduction that changes nothing."""
     return model, lambda choices: choices
 

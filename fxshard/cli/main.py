@@ -7,6 +7,7 @@ click and typer would take more lines and start later than argparse: decision 00
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
     add_html(plan, alternatives=True)
     regret_help = "say what the plan loses if each price is wrong by up to this part (default: 0.3), with 50 draws, each solved again"
-    plan.add_argument("--regret", type=float, nargs="?", const=0.3, metavar="ERROR", help=regret_help)
+    plan.add_argument("--regret", type=_part, nargs="?", const=0.3, metavar="ERROR", help=regret_help)
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
 
@@ -180,6 +181,14 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
 
 
+def _part(text: str) -> float:
+    """An error of prices, above 0 and below 10."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 10:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"cannot read {text!r}: write a part, like 0.3 for 30 %, or put --regret last")
+
+
 def _print_at(plan: ShardingPlan, sizes: dict[str, int]) -> Callable[[], None]:
     """A function that prints what the plan costs at these sizes."""
     return lambda: print(f"\n{plan.at(**sizes)}")
@@ -204,6 +213,8 @@ def _plan(options: argparse.Namespace) -> int:
     check_asked(elsewhere, model, args, kwargs, sizes["dynamic_shapes"])
     limits = {"train": not options.infer, "time_limit": options.time_limit, "optimizer": options.optimizer, **sizes}
     limits["offload"] = tuple(filter(None, options.offload.split(",")))
+    if limits["offload"] and options.memory_limit is None:
+        raise OptionError("--offload has no effect without a memory limit, which it helps to keep", remedy="add --memory-limit, like 40GB")
     limits["mixed_precision"] = parse_precision(options.mixed_precision, options.gathers)
     with progress("planning"):
         plan = api.plan(model, args, mesh, example_kwargs=kwargs, **limits, **plan_options)

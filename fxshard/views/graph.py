@@ -75,15 +75,16 @@ def _parameter_layouts(view: PlanView) -> dict[str, str]:
 
 
 def _edges(view: PlanView, boxes: dict[str, str]) -> dict[Edge, str]:
-    sent: dict[tuple[str, str], Counter[str]] = {}
-    for c in view.collectives:
-        for reader, _ in c.readers:
-            sent.setdefault((view.producer(c.value), reader), Counter())[f"{c.kind} on {c.axis}, {size_text(c.bytes)}"] += 1
     edges: dict[Edge, Counter[str]] = {}
     for reader, made in view.reads.items():
         for node in made:
             if node in boxes and reader in boxes and boxes[node] != boxes[reader]:
-                edges.setdefault((boxes[node], boxes[reader]), Counter()).update(sent.get((node, reader), Counter()))
+                edges.setdefault((boxes[node], boxes[reader]), Counter())
+    for c in view.collectives:
+        ends = [(boxes.get(view.producer(c.value), ""), boxes.get(reader, "")) for reader, _ in c.readers]
+        first = next((edge for edge in ends if edge in edges), None)
+        if first is not None:  # once, on the way to the first of its readers
+            edges[first][f"{c.kind} on {c.axis}, {size_text(c.bytes)} each"] += 1
     told = {edge: _counted(found) for edge, found in edges.items()}
     return {edge: listed(texts, 60) if texts else "" for edge, texts in told.items()}
 

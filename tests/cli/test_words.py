@@ -75,7 +75,7 @@ def test_a_pipeline_is_shown_by_its_stages(factory: str, tmp_path: Path, capsys:
     only_plan = (
         ["--explain", "0.weight"],
         ["--regret"],
-        ["--regret", "0"],
+        ["--regret", "0.2"],
         ["--html", str(tmp_path / "r.html")],
         ["--offload", "optimizer"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
@@ -95,6 +96,8 @@ def test_the_graph_of_modules() -> None:
     assert ("layers.*.up", "layers.*") in graph.edges and ("layers.*", "layers.*.down") in graph.edges
     assert graph.lines["layers.*.up"][:2] == ("layers.0-1.up", "S(0) on dp and tp")
     assert '"layers.*.down" -> "layers.*" [label=' in dot(graph)
+    counts = [int(found or 1) for text in graph.edges.values() for found in re.findall(r"(?:(\d+) )?\w+ on \w+", text)]
+    assert 0 < sum(counts) <= len(view().collectives)  # each at most once, whatever its number of readers
 
 
 def test_words() -> None:

@@ -130,7 +130,8 @@ class Shortage:
         known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
         smaller = "smaller sizes (the max of their Dims)" if self.sizes else "a smaller batch"
-        others = f"Otherwise use a larger mesh, {smaller}, an optimizer with less state, or fewer pins and input_layouts"
+        others = f"Otherwise use a larger mesh, {smaller}, an optimizer with less state, fewer pins and input_layouts"
+        others += ", or offload='optimizer' (--offload optimizer), which holds its state on the host"
         return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")
 
     def _heaviest(self) -> str:
