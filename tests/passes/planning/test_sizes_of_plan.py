@@ -90,6 +90,6 @@ def test_a_wrong_bound_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     own = annotated(Tiny(), (8, 8), {0: "batch"}, Mesh({"a": 4}, TOY), uneven=False)
     plan = plan_graph(own.graph, own.mesh, Request(cache=False, train=False))
     wrong = replace(plan, certificate=replace(plan.certificate, lower_bound=2 * plan.objective))
-    monkeypatch.setattr(sizes_of_plan, "_best", lambda *_: wrong)
+    monkeypatch.setattr(sizes_of_plan, "best_plan", lambda *_, **__: wrong)
     with pytest.raises(PlanError, match=r"at batch=8 the plan costs .* one is wrong"):
         plan_at(plan, own, constraints_of(own.graph, own.mesh), "time", None, {})
