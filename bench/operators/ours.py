@@ -19,7 +19,7 @@ from fxshard.passes.annotation.annotate import Annotated, annotate
 from fxshard.passes.annotation.verify import verify_graph, verify_plan
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.trace.trace import trace
-from fxshard.plans.plan_data import NO_RULE
+from fxshard.views.fallbacks import NO_RULE
 from fxshard.program.verify_program import verify_program
 from fxshard.runtime.simulate.simulate import Simulation, simulate_program
 from fxshard.runtime.simulate.values import program_values

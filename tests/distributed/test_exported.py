@@ -56,4 +56,4 @@ def test_a_loaded_program_simulates_and_is_inspected_without_a_process_group(exp
     shown = subprocess.run(
         [sys.executable, "-m", "fxshard", "inspect", str(folder / "gpt2.pt2")], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert "tp=2" in shown.stdout and "transformer.wte.weight" in shown.stdout
+    assert "tp=2" in shown.stdout and "transformer.wte" in shown.stdout

@@ -51,13 +51,13 @@ def annotated(model: nn.Module, shape: tuple[int, ...], names: dict[int, str], m
 def best_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Annotated, ShardingPlan]]:
     """For each call of ``plan_at``: the annotated graph at those sizes, and the best plan for it."""
     seen: list[tuple[Annotated, ShardingPlan]] = []
-    real = sizes_of_plan._best
+    real = sizes_of_plan.best_plan
 
     def best(other: Annotated, *args: Any) -> ShardingPlan:
         seen.append((other, real(other, *args)))
         return seen[-1][1]
 
-    monkeypatch.setattr(sizes_of_plan, "_best", best)
+    monkeypatch.setattr(sizes_of_plan, "best_plan", best)
     return seen
 
 

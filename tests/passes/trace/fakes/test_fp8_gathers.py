@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 def training():
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), (torch.ones(512, 64),)
+    return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048)), (torch.ones(512, 2048),)
 """
 
 
