@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=tuple(SHARES), help="only these files (default: all)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the number of the first case, to run one of --kind again")
     given = parser.parse_args()
+    logging.getLogger("fxshard").setLevel(logging.ERROR)
     shares = SHARES if given.kind is None else {given.kind: 1.0}
     tallies: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory() as name:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import operator
 import random
 from collections.abc import Callable, Mapping
@@ -77,7 +76,6 @@ MESH = {"dp": 2, "tp": 2}
 
 def subjects(folder: Path) -> dict[str, list[Subject]]:
     """By kind; ``folder`` is for what is written on the way."""
-    logging.getLogger("fxshard").setLevel(logging.ERROR)
     torch.manual_seed(0)
     model, x, mesh = Small(), torch.randn(4, 4), fxshard.Mesh(MESH, hardware="h100")
     found = [_program(folder, "static.pt2", fxshard.export(model, (x,), mesh, pins={"first.weight": "RS(0)"}, input_layouts="S(0)R"))]

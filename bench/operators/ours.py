@@ -19,12 +19,12 @@ from fxshard.passes.annotation.annotate import Annotated, annotate
 from fxshard.passes.annotation.verify import verify_graph, verify_plan
 from fxshard.passes.lowering.lower import lower
 from fxshard.passes.trace.trace import trace
-from fxshard.views.fallbacks import NO_RULE
 from fxshard.program.verify_program import verify_program
 from fxshard.runtime.simulate.simulate import Simulation, simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.strategies import op_strategy
 from fxshard.testing.random_plan import random_graph_plan
+from fxshard.views.fallbacks import NO_RULE
 
 
 class Wrapped(nn.Module):

@@ -7,9 +7,11 @@ outside of its bounds: steps 0.85 to 1.15, their median 0.95 to 1.05; collective
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import statistics
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -104,4 +106,6 @@ def _steps(data: Path) -> int:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     sys.exit(main(sys.argv[1:]))

@@ -5,8 +5,6 @@ Plans are made for ``FEW`` and ``MORE`` layers and extrapolated to the published
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -46,8 +44,6 @@ class StepTime:
 
 
 def predicted(step: Step) -> StepTime:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     few, more = (_planned(step, layers) for layers in (FEW, MORE))
     times = (MODELS[step.model].layers - FEW) / (MORE - FEW)
     parts = {part.name: (getattr(few, part.name), getattr(more, part.name)) for part in fields(StepTime)}

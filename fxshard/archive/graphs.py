@@ -29,7 +29,7 @@ from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.export_names import export_dtypes, export_memory_formats
 from fxshard._torch_compat.fakes import kernels_for_shapes
 from fxshard._torch_compat.nodes import lazy_graph_module
-from fxshard._torch_compat.operators import schema_of
+from fxshard._torch_compat.operators import is_composite, schema_of
 from fxshard._torch_compat.sizes.expressions import SIZE_CALLS
 from fxshard._torch_compat.sizes.needless_guards import without_needless_guards
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, expression, is_symbolic, oblivious, ranges_of, surely, symbolic_kernels
@@ -46,6 +46,7 @@ from fxshard.shapes.expressions import to_text
 NAMESPACES = ("aten", "fxshard", "_c10d_functional")
 _TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PRIVATE = re.compile(r"_(?!_)")
 WORDS = frozenset(("none", "tanh", "floor", "trunc", "left", "right", "sum", "mean", "prod", "max", "min", "amax", "amin"))
 """The strings that aten's functional operators accept as arguments; none of them is a path."""
 
@@ -128,9 +129,10 @@ def _exported(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> ExportedP
 
 
 def is_functional(target: Any) -> bool:
-    """Whether ``target`` is an operator that returns new tensors and writes into none of its arguments."""
+    """Whether ``target`` is an operator that returns new tensors and writes into none of its arguments, and not a private composite of
+    torch, some of which crash on operands that their callers would not give."""
     schema = schema_of(target) if isinstance(target, OpOverload) else None
-    if schema is None:
+    if schema is None or (_PRIVATE.match(target.overloadpacket.__name__) and is_composite(target)):
         return False
     returns = [str(one.type) for one in schema.returns]
     return not schema.is_mutable and bool(returns) and all(kind in ("Tensor", "Optional[Tensor]", "List[Tensor]") for kind in returns)
@@ -155,6 +157,7 @@ class _Reader:
         self.field, self.groups, self.sizes = field, axes | frozenset(REDUCE_OPS), sizes
         self.graph = fx.Graph()
         self.values: dict[str, fx.Node] = {}
+        self.names: set[str] = set()
         self.numbers: dict[str, Any] = {}
         self.given = iter(sizes.values)
         self.declared = field.get("tensor_values", Field.entries)
@@ -319,8 +322,8 @@ class _Reader:
                 self.keep(self.graph.call_function(operator.getitem, (node, index)), name, part, field)
 
     def keep(self, node: fx.Node, name: str, value: Any, field: Field) -> None:
-        if name in self.values or not isinstance(value, torch.Tensor):
-            raise field.fail(f"{name!r} is made twice, or is not a tensor")
+        if name in self.values or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            raise field.fail(f"{name!r} is made twice, or is not a strided tensor")
         shape, dtype = self.described(name, field)
         alike = len(shape) == value.dim() and all(_equal(said, size) for said, size in zip(shape, value.shape, strict=True))
         if not alike or value.dtype != dtype:
@@ -332,6 +335,9 @@ class _Reader:
     def rename(self, node: fx.Node, name: str, field: Field) -> None:
         if not _NAME.fullmatch(name) or keyword.iskeyword(name):
             raise field.fail(f"{name[:60]!r} cannot be the name of a node")
+        if name in self.names:
+            raise field.fail(f"two nodes are called {name[:60]!r}")
+        self.names.add(name)
         node.name = name
 
     def size(self, field: Field) -> Any:

@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 def training():
-    return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048)), (torch.ones(512, 2048),)
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048)), (torch.ones(16384, 2048),)
 """
 
 
@@ -74,7 +75,7 @@ def test_they_cannot_be_run() -> None:
 
 def test_the_command_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    command = ["plan", f"{tmp_path / 'model.py'}:training", "--mesh", "dp=4", "--parallel", "dp=fsdp", "--hardware", "h100", "--no-cache"]
+    command = ["plan", f"{tmp_path / 'model.py'}:training", "--mesh", "dp=64", "--parallel", "dp=fsdp", "--hardware", "h100", "--no-cache"]
     assert cli.main([*command, "--mixed-precision", "bfloat16,float32", "--gathers", "fp8"]) == 0
     assert "gathered in fp8" in capsys.readouterr().out
     assert cli.main([*command, "--gathers", "fp8"]) == 2 and "needs dtypes" in capsys.readouterr().err
