@@ -86,7 +86,14 @@ TIMM: dict[str, dict[str, Any]] = {
     "resnet10t": {},
     "convnext_atto": {},
     "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 4},
-    "swin_tiny_patch4_window7_224": {"img_size": 32, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 4)},
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 32,
+        "window_size": 4,
+        "embed_dim": 8,
+        "depths": (2, 2),
+        "num_heads": (2, 4),
+        "drop_path_rate": 0.0,
+    },
     "mixer_s16_224": {"img_size": 32},
     "efficientnet_b0": {},
 }
