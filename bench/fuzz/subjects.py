@@ -194,7 +194,7 @@ def _checkpoints(folder: Path) -> list[Subject]:
     found = []
     for name, form in (("folder", "safetensors"), ("one.safetensors", "safetensors"), ("dcp", "dcp")):
         with contextlib.suppress(FileExistsError):
-            fxshard.save_checkpoint(folder / name, model, optimizer, extra={"step": 3, "b": b"x", "t": torch.ones(2)}, format=form)  # type: ignore[arg-type]
+            fxshard.save_checkpoint(folder / name, model, optimizer, extra={"step": 3, "b": b"x", "t": torch.ones(2)}, format=form)  # type: ignore[arg-type]  # one of the two names
         place = folder / name
         paths = [place] if place.is_file() else [path for path in sorted(place.rglob("*")) if path.is_file()]
         files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}

@@ -117,7 +117,7 @@ def _alone(node: fx.Node, on: Device) -> float:
 
 
 def _shapes(node: fx.Node, *places: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(node.args[place].meta["val"].shape) for place in places)  # type: ignore[union-attr]
+    return tuple(tuple(node.args[place].meta["val"].shape) for place in places)  # type: ignore[union-attr]  # products read nodes
 
 
 def _item(node: fx.Node) -> int:

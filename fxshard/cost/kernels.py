@@ -85,7 +85,7 @@ def _batched(call: Call, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> t
         return sizes(str(call.arg(2)), inputs)
     if call.op in (LINEAR, OUTER):
         groups, m, n = inputs[1] if call.op == LINEAR else outputs[0]
-        whole = (call.operands[1] if call.op == LINEAR else call.outputs[0]).shape[0]  # type: ignore[union-attr]
+        whole = (call.operands[1] if call.op == LINEAR else call.outputs[0]).shape[0]  # type: ignore[union-attr]  # the first result and operands of these operators are tensors
         rows = max(1, math.prod(inputs[0][:2]) // whole)
         return (groups, rows, n, m) if call.op == LINEAR else (groups, m, n, rows)
     return _grouped(call, inputs, outputs[0]) if call.op in GROUPED else None
@@ -101,7 +101,7 @@ def _grouped(call: Call, inputs: Sequence[Shape], out: Shape) -> tuple[int, int,
     if len(a) == 3:
         groups, m, k = inputs[0]
         return groups, m, b[1] // a[0], k
-    return (*out, a[1] // call.outputs[0].shape[0])  # type: ignore[union-attr, return-value]
+    return (*out, a[1] // call.outputs[0].shape[0])  # type: ignore[union-attr, return-value]  # likewise
 
 
 def sizes(equation: str, inputs: Sequence[tuple[int, ...]]) -> tuple[int, int, int, int]:

@@ -19,8 +19,6 @@ from fxshard._torch_compat.sources import quick_sources
 with quick_sources():
     from fxshard.ops import (
         assigned,
-        attention,
-        block_attention,
         contraction,
         creation,
         fakes,
@@ -36,6 +34,7 @@ with quick_sources():
     from fxshard.ops.flex import attention as flex_attention
     from fxshard.ops.flex import varlen
     from fxshard.ops.norms import cross_entropy, normalization, row_norm, softmax
+    from fxshard.ops.sdpa import attention, block_attention
 
 __all__ = [
     "assigned",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxshard.ops.block_attention import merge_attention, parts
+from fxshard.ops.sdpa.block_attention import merge_attention, parts
 
 F = torch.nn.functional
 block, backward = torch.ops.fxshard.block_attention, torch.ops.fxshard.block_attention_backward

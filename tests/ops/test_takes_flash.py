@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fxshard._torch_compat.fakes import FakeTensorMode
-from fxshard.ops import attention
-from fxshard.ops.attention import takes_flash
+from fxshard.ops.sdpa import attention
+from fxshard.ops.sdpa.attention import takes_flash
 
 
 def pair(dtype: torch.dtype, dim: int, keys: int = 16) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fxshard.ops.attention import lse_dtype
 from fxshard.ops.flex.functions import everywhere, function_of, is_identity, place_of
 from fxshard.ops.kernels import ALLOCATIONS
+from fxshard.ops.sdpa.attention import lse_dtype
 
 ROWS, SCORES = 128, 2**25
 """Queries, and about how many scores, that are in memory at once."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fxshard._torch_compat.flex_attention import varlen_kernel, varlen_kernel_backward
-from fxshard.ops.attention import lse_dtype
 from fxshard.ops.flex.functions import IDENTITY
 from fxshard.ops.kernels import operator
+from fxshard.ops.sdpa.attention import lse_dtype
 
 ANY = 2**62
 """More tokens than any sequence has: the side of a window that is open."""

@@ -23,7 +23,7 @@ from fxshard.passes.planning.constrain import Condition, Constraints, pattern
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Names, Place
-from fxshard.passes.planning.regret import regret
+from fxshard.passes.planning.price_regret.regret import regret
 from fxshard.passes.planning.sizes_of_plan import holds_up_to, plan_at
 from fxshard.plans.comparison import compare
 from fxshard.plans.explanation import Choice, Explanation, Reading

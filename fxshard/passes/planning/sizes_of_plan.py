@@ -14,7 +14,7 @@ from fxshard.passes.annotation.annotate import Annotated, at_sizes, first_illega
 from fxshard.passes.planning.choose import allowance, decide, solved
 from fxshard.passes.planning.constrain import Constraints
 from fxshard.passes.planning.formulate import formulate
-from fxshard.passes.planning.repriced import memory_at, objective_at
+from fxshard.passes.planning.price_regret.repriced import memory_at, objective_at
 from fxshard.plans.plan_at import PlanAt
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan

@@ -61,7 +61,7 @@ def warn_beyond_limit(made: ModuleProgram, leaves: Sequence[Any], optimizer: Any
     limit, known = plan.memory_limit, plan.memory_sizes
     if limit is None or made.runner in warned or all(size <= known.get(name, size) for name, size in sizes.items()):
         return
-    from fxshard.passes.planning.repriced import memory_at  # imports the solver, which most processes do not need
+    from fxshard.passes.planning.price_regret.repriced import memory_at  # imports the solver, which most processes do not need
 
     taken = memory_at(plan, made.graph, sizes, Optimizer.of(optimizer))
     if taken > limit:

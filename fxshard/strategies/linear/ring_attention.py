@@ -20,7 +20,7 @@ from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.graph.call import Call
 from fxshard.layout.layouts import ceil_shape
 from fxshard.mesh.mesh import Mesh
-from fxshard.ops.attention import lse_dtype
+from fxshard.ops.sdpa.attention import lse_dtype
 from fxshard.plans.plan_data import NodeCollective, OpSpec
 from fxshard.strategies.engine.local import LocalContext, emit_padding
 from fxshard.strategies.linear import zigzag

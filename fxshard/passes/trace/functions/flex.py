@@ -15,8 +15,8 @@ from fxshard._torch_compat.flex_attention import graph_of_mod, is_flex_attention
 from fxshard.errors import TraceError
 from fxshard.graph.json_values import NotSerializable
 from fxshard.graph.planning_graph import source_line
-from fxshard.ops.attention import lse_dtype
 from fxshard.ops.flex.functions import PLACE, function_text
+from fxshard.ops.sdpa.attention import lse_dtype
 
 
 def expand_flex_attention(captured: fx.GraphModule) -> None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fxshard.ops.attention import lse_dtype, sdpa, sdpa_backward
 from fxshard.ops.kernels import ALLOCATIONS, operator
+from fxshard.ops.sdpa.attention import lse_dtype, sdpa, sdpa_backward
 
 
 class Part(NamedTuple):

@@ -10,7 +10,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.mesh.price_draws import drawn
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.planning.constrain import Constraints
-from fxshard.passes.planning.repriced import objective_at
+from fxshard.passes.planning.price_regret.repriced import objective_at
 from fxshard.passes.planning.sizes_of_plan import best_plan
 from fxshard.plans.price_regret import PriceRegret
 from fxshard.plans.sharding_plan import ShardingPlan
