@@ -13,6 +13,7 @@ OPS_ARGS ?=
 MODELS_ARGS ?=
 CUDA_ARGS ?=
 GPU_ARGS ?=
+BENCH_ARGS ?=
 FUZZ_ARGS ?=
 MODEL_PACKAGES := .models
 TRITON := .triton
@@ -30,13 +31,13 @@ FAST := tests/shapes tests/cost tests/inspect tests/layout/test_layouts.py tests
 	tests/plans/test_plan_json.py tests/test_errors.py tests/runtime/module/test_module_state.py tests/runtime/module/test_objects.py
 
 # One thread a process: the workers of pytest share the cores, and results do not depend on the machine. A file stays on one worker: what its
-# tests share (a trace, processes that ran all scenarios) is made once. Compiled modules are kept (PYTHONDONTWRITEBYTECODE is empty), or each
+# tests share (a trace, processes that ran all scenarios) is made once. tests/conftest.py orders the files, the longest first. Compiled modules are kept (PYTHONDONTWRITEBYTECODE is empty), or each
 # worker, and each process that a test starts, would compile them again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu solver quality fuzz mutants lint types imports clean prerequisites venv
+.PHONY: help demo test test-fast slow equal pairs ops models cuda gpu bench solver quality fuzz mutants lint types imports clean prerequisites venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -81,13 +82,16 @@ $(TRITON)/.installed: $(STAMP)
 	$(BIN)/pip install --quiet --no-deps --target $(TRITON) "triton==3.9.0"
 	@touch $@
 
+bench: $(STAMP) ## every bench in one run of at most 36 minutes and a last cell; a slowdown beyond noise fails; writes docs/benchmarks.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.all $(BENCH_ARGS)
+
 solver: $(STAMP) ## the solver on published instances in the folder FXSHARD_DATA (about ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.solver
 
 quality: $(STAMP) ## ten models on five meshes, auto beside known plans, evaluated without fxshard's prices (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.quality $(QUALITY_ARGS)
 
-fuzz: $(STAMP) ## 10,000 mutated programs, plans, checkpoints, hardware and solver files: refused or equal (ten minutes)
+fuzz: $(STAMP) ## 10,000 mutated programs, plans, checkpoints, hardware and solver files, traces: refused or equal (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.fuzz $(FUZZ_ARGS)
 
 mutants: $(STAMP) ## breaks 30 places drawn at random, one by one: the tests must notice at least 27 (hours)

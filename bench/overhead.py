@@ -118,9 +118,9 @@ def addmm_ways(mesh: DeviceMesh) -> Mapping[str, Callable[[], Any]]:
     return {name: quietly(call) for name, call in calls.items()}
 
 
-def medians(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds per call; the ways take turns."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+def times(ways: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Microseconds per call in each round; the ways take turns."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for call in ways.values():
         for _ in range(CALLS):
             call()
@@ -129,25 +129,36 @@ def medians(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
             start = time.perf_counter()
             for _ in range(CALLS):
                 call()
-            times[name].append((time.perf_counter() - start) / CALLS * 1e6)
-    return {name: statistics.median(found) for name, found in times.items()}
+            found[name].append((time.perf_counter() - start) / CALLS * 1e6)
+    return found
 
 
-def main() -> None:
+PAIRS = (
+    ("layer, forward and backward", "fxshard", "local, with collectives"),
+    ("layer, forward and backward", "fxshard", "local, without"),
+    ("one addmm", "fxshard, bound program", "DTensor, eager"),
+    ("one addmm", "fxshard, through torch.compile", "plain, compiled"),
+)
+"""What is timed, fxshard's way and the other."""
+
+
+def measured() -> dict[str, list[float]]:
+    """The times of all ways, in one process of one rank."""
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("tp",))
-    layer, addmm = medians(layer_ways(mesh)), medians(addmm_ways(mesh))
-    ours = layer["fxshard"]
-    rows = [("layer, forward and backward", name, f"{us:.1f}", f"{ours / us:.2f}") for name, us in layer.items()]
-    pairs = (("fxshard, bound program", "DTensor, eager"), ("fxshard, through torch.compile", "plain, compiled"))
-    for mine, other in pairs:
-        rows += [
-            ("one addmm", mine, f"{addmm[mine]:.1f}", ""),
-            ("one addmm", other, f"{addmm[other]:.1f}", f"{addmm[mine] / addmm[other]:.2f}"),
-        ]
-    print(tabulate(rows, headers=("what", "way", "us", "fxshard / this"), disable_numparse=True))
+    found = times(layer_ways(mesh)) | times(addmm_ways(mesh))
     dist.destroy_process_group()
+    return found
+
+
+def main() -> None:
+    medians = {name: statistics.median(us) for name, us in measured().items()}
+    rows = [
+        (what, mine, f"{medians[mine]:.1f}", other, f"{medians[other]:.1f}", f"{medians[mine] / medians[other]:.2f}")
+        for what, mine, other in PAIRS
+    ]
+    print(tabulate(rows, headers=("what", "fxshard's way", "us", "the other", "us", "ratio"), disable_numparse=True))
 
 
 if __name__ == "__main__":

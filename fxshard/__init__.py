@@ -13,7 +13,7 @@ from fxshard.collecting import no_collections
 
 if TYPE_CHECKING:
     from fxshard.api import diff, export, load, local_batch, lower, parallelize, plan, simulate
-    from fxshard.cost.optimizer_state import Optimizer
+    from fxshard.cost.optimizer.optimizer_state import Optimizer
     from fxshard.errors import FxshardError
     from fxshard.inspect.picture import visualize
     from fxshard.layout.layouts import Layout
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fxshard.plans.sharding_plan import ShardingPlan
     from fxshard.program.sharded_program import ShardedProgram
     from fxshard.runtime.checkpoint import load_checkpoint, save_checkpoint
+    from fxshard.runtime.measure.profile import profile_step
     from fxshard.runtime.module.accumulation import no_sync
     from fxshard.runtime.module.styles import parallelize_module
     from fxshard.runtime.optim.clipping import clip_grad_norm_
@@ -59,7 +60,7 @@ _HOME = {
     "FullyShard": "fxshard.plans.parallel",
     "HybridShard": "fxshard.plans.parallel",
     "TensorParallel": "fxshard.plans.parallel",
-    "Optimizer": "fxshard.cost.optimizer_state",
+    "Optimizer": "fxshard.cost.optimizer.optimizer_state",
     "FxshardError": "fxshard.errors",
     "Layout": "fxshard.layout.layouts",
     "Hardware": "fxshard.mesh.hardware",
@@ -73,6 +74,7 @@ _HOME = {
     "save_checkpoint": "fxshard.runtime.checkpoint",
     "no_sync": "fxshard.runtime.module.accumulation",
     "program_memory": "fxshard.runtime.rank_graph.memory",
+    "profile_step": "fxshard.runtime.measure.profile",
     "save_report": "fxshard.runtime.report",
     "OpSpec": "fxshard.plans.plan_data",
     "ShardingPlan": "fxshard.plans.sharding_plan",
@@ -116,6 +118,7 @@ __all__ = [
     "pipeline",
     "plan",
     "plan_pipeline",
+    "profile_step",
     "program_memory",
     "register_rule",
     "save_checkpoint",

@@ -34,7 +34,7 @@ from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.ahead.compile_ahead import BACKENDS, compile_ahead
 from fxshard.runtime.calls.inputs import local_batch
 from fxshard.runtime.calls.options import check_choice, check_flag, check_pins, check_plan, check_unused
-from fxshard.runtime.exported import ExportedProgram, lower_for_sizes
+from fxshard.runtime.exported import ExportedProgram, as_planned, lower_for_sizes
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.simulate.reductions import check_reduction
@@ -218,13 +218,11 @@ def export(
     step: a call takes a batch, returns what the model returns, and updates parameters and state, which are parameters named
     ``optimizer...`` of the bound module (docs/export.md).
 
-    ``replan``: whether the program holds its planning graph, and so runs on any mesh: ``bind`` for another one plans it again. Not with
-    dynamic sizes.
+    ``replan``: whether the program holds its planning graph, and so runs on any mesh: ``bind`` for another one plans it again.
 
     ``aot_inductor``: whether to compile the program too, one model per size class, for the CPU over gloo or for CUDA over NCCL: ``"cpu"``,
     ``"cuda"``, or True for CUDA where there is one. The code runs on machines like this one, from Python by
-    ``bind(device_mesh, compiler="aot_inductor")`` and from C++ (docs/export.md). Not with dynamic sizes, nor with a backward without an
-    ``optimizer``.
+    ``bind(device_mesh, compiler="aot_inductor")`` and from C++ (docs/export.md). Not with a backward without an ``optimizer``.
 
     ``rng`` and ``without`` are those of ``lower``, all other arguments and errors those of ``plan``. A ``plan`` must have been made with
     the same ``train``; layouts, pins, limits, ``example_sizes`` or an ``optimizer`` beside it raise OptionError.
@@ -260,8 +258,6 @@ def export(
         sampled=weighted_sizes(example_sizes, dims),
         parallel=words,
     )
-    if replan and request.dynamic:
-        raise OptionError("a program for dynamic sizes cannot be planned again", where="replan", remedy="export it for each mesh")
     if even and not request.dynamic:
         raise OptionError("even=True is for dynamic sizes, and there are none", remedy="give dynamic_shapes, or leave even out")
     weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -278,13 +274,13 @@ def export(
         graph, state = with_step(graph, model, optimizer)
         weights |= state
         request = replace(request, train=False)
-    planning = Planning(graph, rng, request.without) if graph is not None and replan else None
     if plan is None:
         lowered = lower_for_sizes(request, as_mesh(mesh), dump, even=even, graph=graph)
     elif graph is None:
         lowered = lower(model, example_args, plan, example_kwargs, dump, rng, without, dynamic_shapes=dynamic_shapes)
     else:
         lowered = lower_plan(graph, plan, dump, rng, without)
+    planning = Planning(as_planned(graph, lowered.plan), rng, request.without) if graph is not None and replan else None
     return ExportedProgram.of(lowered, weights, planning=planning, compiled=compile_ahead(lowered, target) if target else None)
 
 
@@ -411,10 +407,8 @@ def _lowered_for(
     sizes = sizes_of_call(program, args, kwargs)
     if all(sizes[one.name] % one.unit == 0 for one in program.sizes):
         return program
-    assert graph.family is not None
     check_legal(plan, graph, sizes)
-    dims = tuple(replace(dim, uneven=True) for dim in graph.family.dims)
-    loose = replace(graph, family=replace(graph.family, dims=dims))
+    loose = graph.for_shards(uneven=True)
     return lower_plan(loose, replace(plan, graph_hash=loose.hash), rng=rng)
 
 

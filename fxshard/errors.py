@@ -5,6 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_CONTROLS = [*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _CONTROLS if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """The text with control characters, which names from a file may hold and a terminal would obey, as ``\\x1b``."""
+    return text.translate(_SHOWN)
+
 
 class FxshardError(Exception):
     """Base of every error that fxshard raises.
@@ -25,7 +33,7 @@ class FxshardError(Exception):
             lines.append(f"  where: {self.where}")
         if self.remedy:
             lines.append(f"  to do: {self.remedy}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def closest(name: object, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -24,6 +25,9 @@ MAX_PARSED = 2**29
 _BYTES_OF = {"{": 140, "[": 80, ",": 30, '"': 15}
 """Upper estimates of the bytes that an object, a list, a further entry and half a text take in CPython."""
 REMAKE = "make the file again, or copy it again from its source"
+LARGEST, LARGEST_FIGURE = 2**63 - 1, 1e100
+"""The largest whole number that is read unless a field says otherwise, and the largest time, rate or price: sums and products of some of
+these are still finite."""
 
 
 @contextlib.contextmanager
@@ -104,23 +108,36 @@ def write_json(fields: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in fields.items()) + "\n}\n"
 
 
+SEAL = "sha256"
+"""The field with the hash of the others, of a file that says whether it was changed after it was written."""
+
+
+def write_sealed(fields: Mapping[str, Any]) -> str:
+    """``write_json`` with one more line, the first field: the SHA-256 of the text without this line."""
+    text = write_json(fields)
+    return f'{{\n"{SEAL}": "{digest(text)}",\n{text[2:]}'
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _lines(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
         return "[\n" + ",\n".join(f" {json.dumps(one, allow_nan=False)}" for one in value) + "\n]"
     return json.dumps(value, allow_nan=False)
 
 
-def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
+def parse_json(text: str | bytes, where: str, remedy: str = REMAKE, most: int | None = None) -> Field:
     """The JSON value in ``text`` as a Field; raises FileError on what is not JSON, cut short, or ambiguous.
 
-    ``remedy``: the remedy of errors for which no more specific one is known.
+    ``remedy``: the remedy of errors for which no more specific one is known. ``most``: bytes of memory in place of ``MAX_PARSED``.
     """
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
         raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=remedy) from error
-    if (parsed := _parsed_bytes(decoded)) > MAX_PARSED:
-        raise FileError(f"the file is absurdly large: read, it would take {parsed / 2**30:.1f} GiB of memory", where=where, remedy=remedy)
+    check_parsed_size(decoded, where, remedy, most)
     try:
         value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
         if "\\ud" in decoded.lower():  # half a character, which nothing can write again
@@ -134,6 +151,12 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE) -> Field:
     except ValueError as error:
         raise FileError(f"the file is not readable JSON: {error}", where=where, remedy=remedy) from error
     return Field(value, where, "", remedy)
+
+
+def check_parsed_size(text: str, where: str, remedy: str = REMAKE, most: int | None = None) -> None:
+    """Raises FileError for JSON that ``parse_json`` would not read because of the memory that its values take."""
+    if (parsed := _parsed_bytes(text)) > (MAX_PARSED if most is None else most):
+        raise FileError(f"the file is absurdly large: read, it would take {parsed / 2**30:.1f} GiB of memory", where=where, remedy=remedy)
 
 
 def _parsed_bytes(text: str) -> int:
@@ -192,11 +215,12 @@ class Field:
     def boolean(self) -> bool:
         return self._typed(bool)
 
-    def whole(self, least: int = 0) -> int:
-        """A whole number of at least ``least``."""
+    def whole(self, least: int = 0, most: int = LARGEST) -> int:
+        """A whole number of at least ``least`` and at most ``most``."""
         number = self._typed(int)
-        if number < least:
-            raise self.fail(f"expected a whole number of at least {least}, found {number}", "correct this field, or make the file again")
+        if not least <= number <= most:
+            limit = f"at least {least}" if number < least else f"at most {most}"
+            raise self.fail(f"expected a whole number of {limit}, found {str(number)[:40]}", "correct this field, or make the file again")
         return number
 
     def number(self, least: float = -math.inf) -> float:
@@ -211,6 +235,13 @@ class Field:
         if number < least:
             raise self.fail(f"expected a number of at least {least:g}, found {number}", "correct this field, or make the file again")
         return number
+
+    def figure(self, least: float = 0.0) -> float:
+        """A time, a rate, a price or a part: a number of at least ``least``, with which one can compute without an overflow."""
+        figure = self.number(least)
+        if abs(figure) > LARGEST_FIGURE:
+            raise self.fail(f"no figure is as large as {figure}", "correct this field, or make the file again")
+        return figure
 
     def items(self, length: int | None = None) -> list[Field]:
         """The entries of a list, of the given length where one is given."""
@@ -250,6 +281,23 @@ class Field:
         if found != version:
             whose = "a newer" if found > version else "an older"
             raise self.fail(f"the {noun} has format version {found}: {whose} fxshard wrote it", unknown)
+
+    def check_seal(self, what: str, remedy: str, text: bytes = b"") -> None:
+        """Raises FileError with ``what`` unless the object's hash, which ``write_sealed`` wrote, is that of its other fields.
+
+        ``text``: the file's, where it is known; if nobody has reformatted it, its hash is found without writing the fields again.
+        """
+        start, line, rest = (*text.split(b"\n", 2), b"", b"")[:3]
+        written = hashlib.sha256(b"{\n" + rest).hexdigest()
+        if start == b"{" and line == f'"{SEAL}": "{written}",'.encode():
+            return
+        others = {name: value for name, value in self._typed(dict).items() if name != SEAL}
+        try:
+            same = self.get(SEAL, Field.text) == digest(write_json(others))
+        except RecursionError as error:
+            raise self.fail("the file nests too deeply") from error
+        if not same:
+            raise self.fail(what, remedy)
 
     def record(self, needed: Readers, free: Readers | None = None) -> dict[str, Any]:
         """An object that has the fields ``needed``, perhaps some of ``free``, and no others, each read by its function."""

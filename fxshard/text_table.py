@@ -12,6 +12,8 @@ from textwrap import TextWrapper
 
 from tabulate import tabulate
 
+from fxshard.errors import printable
+
 WIDTH = 110
 """Characters in a line."""
 
@@ -48,7 +50,7 @@ def fitted(rows: Sequence[Sequence[object]], headers: Sequence[str], width: int 
     cells = [[_short(row[k], cap, headers[k]) for k, cap in zip(kept, caps, strict=True)] for row in texts]
     align = ["right" if headers[k] in NUMBERS else "left" for k in kept]
     table = tabulate(cells, headers=[headers[k] for k in kept], disable_numparse=True, colalign=align if cells else None)
-    return f"{said}\n{table}" if said else table
+    return printable(f"{said}\n{table}" if said else table)
 
 
 def shorten(text: str, length: int) -> str:
@@ -82,7 +84,12 @@ def labelled(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
     found = list(rows)
     indent = GAP + max((len(label) for label, _ in found), default=0)
     wrap = TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    return "\n".join("\n".join(wrap.wrap(f"{label:<{indent}}{text}")) for label, text in found)
+    lines = ["\n".join(wrap.wrap(_UNIT.sub("\N{NO-BREAK SPACE}", f"{label:<{indent}}{text}"))) for label, text in found]
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+
+
+_UNIT = re.compile(r"(?<=\d) (?=([kMGT]?B|bytes|us|ms|s)\b)")
+"""The space between a number and its unit, at which no line is broken."""
 
 
 _PLACE = re.compile(r"[^:]*:\d+")

@@ -58,3 +58,8 @@ def test_helpers() -> None:
     assert in_short("/home/me/code/model.py:70: x = 'a/b.py:3'") == "code/model.py:70: x = 'a/b.py:3'"
     assert in_short("model.py:7: y") == "model.py:7: y" and in_short("fxshard::op") == "fxshard::op"
     assert labelled([("a", "one two three"), ("long", "x")], 12) == "a     one\n      two\n      three\nlong  x"
+
+
+def test_a_number_keeps_its_unit_when_lines_are_wrapped() -> None:
+    lines = labelled([("memory", "activation 12.9 MB, input 16.4 KB, output 4 bytes")], 33).splitlines()
+    assert [line.strip() for line in lines] == ["memory  activation 12.9 MB, input", "16.4 KB, output 4 bytes"]

@@ -4,6 +4,9 @@ mechanism switched off at a time.
 Limits are on work, never on time, so that costs, bounds and work are the same on every machine. Seconds are processor time. For each figure
 the table shows the smallest and the largest change over all anchors, and the anchor with the largest. DIR contains `iopddl/` and
 `placement/` as for ``bench.solver``.
+
+``--steps 20`` compares the runtime's mechanisms instead: real training steps on two gloo ranks, with and without each mechanism in turns,
+as ratios (``bench.ablations.steps``).
 """
 
 from __future__ import annotations
@@ -16,13 +19,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 from tqdm import tqdm
 
+from bench.ablations import steps
 from bench.ablations.anchors import ANCHORS, Anchor
 from bench.ablations.measure import UNUSED, Cell, Figures, cells
-from bench.ablations.mechanisms import MECHANISMS, Mechanism
+from bench.ablations.mechanism import Mechanism, together
+from bench.ablations.mechanisms import MECHANISMS
+from bench.training.ours import OURS
 
 LEAST_SECONDS = 0.5
 """Shorter times count as this one, because their differences are noise."""
@@ -42,6 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.ablations", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="a mechanism, or a glob of them; may be repeated")
     parser.add_argument("--anchors", action="append", metavar="NAME", help="an anchor, or a glob of them; may be repeated")
+    parser.add_argument("--steps", type=int, metavar="N", help="N pairs of real steps on two gloo ranks, for the stage `step`")
+    parser.add_argument("--way", default="fxshard, FSDP's layouts", choices=OURS, help="the plan of these steps")
+    parser.add_argument("--compiler", default="inductor", help="their compiler")
+    parser.add_argument("--size", default="256/128", metavar="WIDTH/LENGTH", help="their model's width, and the length of a sequence")
+    parser.add_argument("--together", action="store_true", help="switch the mechanisms of --only off at once, as one")
+    parser.add_argument("--own-limits", action="store_true", help="fxshard's own limits on work, with which a cell takes up to minutes")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of published instances; left out without it")
     parser.add_argument("--runs", type=int, default=1, help="run each cell this many times, and take the fastest")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append each cell to a file, one line per cell")
@@ -49,7 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="list mechanisms and anchors; nothing is run")
     options = parser.parse_args(arguments)
     anchors = [a for a in ANCHORS if _named(a.name, options.anchors) and (options.data is not None or not a.needs_data)]
-    mechanisms = [m for m in MECHANISMS if _named(m.name, options.only)]
+    anchors = [a.with_own_limits() for a in anchors] if options.own_limits else anchors
+    mechanisms: Sequence[Mechanism] = [m for m in MECHANISMS if _named(m.name, options.only)]
+    mechanisms = together(mechanisms) if options.together else mechanisms
+    if options.steps:
+        return _steps(mechanisms, options)
     if options.list:
         print(tabulate([(m.name, m.of, m.lines, m.what) for m in mechanisms], headers=("mechanism", "stage", "lines", "what it does")))
         print()
@@ -63,6 +80,14 @@ def main(arguments: list[str] | None = None) -> int:
     print()
     rows = [_row(mechanism, found) for mechanism in mechanisms]
     print(tabulate(rows, headers=("without", "lines", "used", *CHANGES, "no figures")))
+    return 0
+
+
+def _steps(mechanisms: Sequence[Mechanism], options: Any) -> int:
+    width, length = map(int, options.size.split("/"))
+    way = options.way, options.compiler, width, length
+    found = (steps.row(steps.compared(one, way, options.steps), one.lines) for one in mechanisms if one.of == "step")
+    print(tabulate(found, headers=steps.HEADERS, disable_numparse=True))
     return 0
 
 

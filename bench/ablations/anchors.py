@@ -42,6 +42,10 @@ class Anchor:
     prepare: Callable[[Path | None], Prepared]
     needs_data: bool = False
 
+    def with_own_limits(self) -> Anchor:
+        """The anchor with fxshard's own limits on work."""
+        return replace(self, prepare=replace(self.prepare, work=None)) if isinstance(self.prepare, Planned) else self
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -86,6 +90,49 @@ class Planned:
                 return _least(error)
             assert plan is not None
             return plan.objective, plan.lower_bound
+
+        return planned
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Planning a model from its trace: what it costs without a mechanism that offers layouts, paths or places."""
+
+    planned: Planned
+
+    def __call__(self, data: Path | None) -> Prepared:
+        model, args, kwargs = self.planned.build()
+        request = Request(model, args, kwargs, cache=False, **self.planned.asked)
+        traced = run(PLANNING[:1], Compilation(parse_mesh(self.planned.mesh, self.planned.hardware), request), None)
+        if self.planned.limit is not None:
+            free = make_plan(traced).plan
+            assert free is not None
+            traced = replace(traced, request=replace(request, memory_limit=int(self.planned.limit * sum(free.memory.values()))))
+
+        def planned() -> Result:
+            with _within(self.planned.work):
+                plan = run(PLANNING[1:DECIDE], traced, None).plan
+            assert plan is not None
+            return plan.objective, plan.lower_bound
+
+        return planned
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A step of a pipeline of ``microbatches`` on the axis "pp", in predicted microseconds."""
+
+    build: Callable[[], Case]
+    mesh: str
+    microbatches: int
+
+    def __call__(self, data: Path | None) -> Prepared:
+        model, args, kwargs = self.build()
+        mesh = parse_mesh(self.mesh, "h100")
+
+        def planned() -> Result:
+            found = fxshard.plan_pipeline(model, args, mesh, microbatches=self.microbatches, mb_kwargs=kwargs, cache=False)
+            return found.step_time, found.step_time
 
         return planned
 
@@ -224,6 +271,16 @@ def bert(layers: int) -> Callable[[], Case]:
     return build
 
 
+def long_llama() -> Case:
+    """A layer with fewer heads than ranks, and one sequence of 65,536 tokens."""
+    from examples.llama import Llama, LlamaConfig
+
+    with torch.device("meta"):
+        ids = torch.zeros(1, 65_536, dtype=torch.int64)
+        config = LlamaConfig(vocab=8192, layers=1, dim=1024, heads=4, kv_heads=4, ffn=4096)
+        return Llama(config).to(torch.bfloat16), (ids, ids), {}
+
+
 class Blocks(nn.Module):
     """A perceptron of blocks that can be recomputed."""
 
@@ -247,6 +304,7 @@ def perceptron() -> Case:
 
 SMALL_WORK = 3e8
 ADAM = {"optimizer": "adamw"}
+HOST = {**ADAM, "offload": True}
 EIGHT, FOUR, TWO = "dp=8,tp=8", "dp=4,tp=4", "dp=2,tp=2"
 
 ANCHORS: tuple[Anchor, ...] = (
@@ -273,6 +331,13 @@ ANCHORS: tuple[Anchor, ...] = (
     Anchor("IOPDDL V", "solve", File("iopddl/asplos-2025-iopddl-V.json.gz", 1e9), True),
     Anchor("IOPDDL A", "solve", File("iopddl/asplos-2025-iopddl-A.json.gz", 1e9), True),
     Anchor("published llama 8, 8x8", "solve", File("placement/llama3-8b-8layers-8x8.json.gz", 6e9), True),
+    Anchor("gpt 2, 2x2", "plan", Traced(Planned(gpt(2, 768), TWO))),
+    Anchor("llama 2, 2x2x2", "plan", Traced(Planned(model("llama", 2), "a=2,b=2,c=2", work=SMALL_WORK))),
+    Anchor("long llama 1, cp=8", "plan", Traced(Planned(long_llama, "cp=8", work=SMALL_WORK))),
+    Anchor("experts 1, 8", "plan", Traced(Planned(model("moe", 1), "ep=8", work=SMALL_WORK))),
+    Anchor("perceptron from trace, 0.6", "plan", Traced(Planned(perceptron, TWO, "cpu", ADAM, limit=0.6, work=SMALL_WORK))),
+    Anchor("perceptron from trace, 0.6, host", "plan", Traced(Planned(perceptron, TWO, "cpu", HOST, limit=0.6, work=SMALL_WORK))),
+    Anchor("llama 6, two stages", "pipeline", Staged(model("llama", 6), "pp=2,tp=8", 8)),
     Anchor("llama 8, 8x8, questions", "ask", Asked(Planned(model("llama", 8), EIGHT))),
     Anchor("perceptron, 0.6, questions", "ask", Asked(Planned(perceptron, TWO, "cpu", ADAM, limit=0.6))),
     Anchor("llama 2, 8x8, lowered", "lower", Lowered(Planned(model("llama", 2), EIGHT))),

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from bench.ablations.anchors import Anchor, Prepared
-from bench.ablations.mechanisms import Mechanism, used_of
+from bench.ablations.mechanism import Mechanism, used_of
 from fxshard.solver import Budget, warm_up
 
 LIMIT = 300

@@ -11,9 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.fuzz.run import Tally, run
-from bench.fuzz.subjects import subjects
-
-SHARES = {"program": 0.3, "graph": 0.15, "flex": 0.05, "plan": 0.15, "checkpoint": 0.15, "hardware": 0.1, "solver": 0.1}
+from bench.fuzz.subjects import SHARES, cases, subjects
 
 
 def main() -> int:
@@ -24,12 +22,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the number of the first case, to run one of --kind again")
     given = parser.parse_args()
     logging.getLogger("fxshard").setLevel(logging.ERROR)
-    shares = SHARES if given.kind is None else {given.kind: 1.0}
+    counts = {kind: cases(kind, given.cases) for kind in SHARES} if given.kind is None else {given.kind: given.cases}
     tallies: dict[str, Tally] = {}
     with tempfile.TemporaryDirectory() as name:
         for kind, files in subjects(Path(name)).items():
-            if kind in shares:
-                tallies[kind] = run(files, round(given.cases * shares[kind]), given.seed, given.first)
+            if kind in counts:
+                tallies[kind] = run(files, counts[kind], given.seed, given.first)
                 print(f"{kind}: {tallies[kind].cases} cases, {len(tallies[kind].faults)} faults", flush=True)
                 for fault in tallies[kind].faults[:40]:
                     print(f"  {fault}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,6 +15,8 @@ from functools import cache
 from typing import Any
 
 import torch
+
+from fxshard.files import write_sealed
 
 MANIFEST = "archive/extra/fxshard/manifest.json"
 Entries = list[tuple[str, bytes]]
@@ -123,6 +126,27 @@ def changed_json(draw: random.Random, data: bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def unsealed(draw: random.Random, data: bytes) -> bytes:
+    """A plan as somebody edits it: changed, and without its hash."""
+    return changed_json(draw, json.dumps({name: value for name, value in json.loads(data).items() if name != "sha256"}).encode())
+
+
+def resealed(draw: random.Random, data: bytes) -> bytes:
+    """Fields changed and the hash in the file made right again; what is no JSON object is damaged."""
+    if not data.startswith(b"{"):
+        return damaged(draw, data)
+    text = changed_json(draw, data)
+    with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        said = json.loads(text)
+        said.pop("sha256")
+        return write_sealed(said).encode()
+    return text
+
+
+def changed_plan(draw: random.Random, data: bytes) -> bytes:
+    return draw.choice((changed_json, unsealed, resealed))(draw, data)
+
+
 NUMBERS = (-1, 0, 1, 2, 3, 7, 10**4, 10**7, 2**31, 2**40, 2**62, -(2**62))
 
 
@@ -221,6 +245,7 @@ def changed_archive(draw: random.Random, data: bytes) -> bytes:
         entries[one] = (name, foreign_call(draw, content))
     elif kind < 5:
         table: Callable[[random.Random, bytes], bytes] = changed_json if name.endswith(".json") else damaged
+        table = changed_plan if name.endswith("/plan.json") else table
         entries[one] = (name, table(draw, content))
     elif kind == 5:
         entries[one], entries[other] = (name, entries[other][1]), (entries[other][0], content)

@@ -48,6 +48,17 @@ def run_case(subject: Subject, seed: str, folder: Path) -> tuple[bool, str]:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
+    refused, wrong = _read(subject, folder, exact)
+    if not wrong:
+        try:
+            wrong = subject.shown(folder / subject.path, refused)
+        except (Exception, Hang):
+            wrong = "shown: " + _last(traceback.format_exc())
+    return refused, wrong
+
+
+def _read(subject: Subject, folder: Path, exact: bool) -> tuple[bool, str]:
+    """The same of the reader alone. ``exact``: what is read must equal the original."""
     try:
         value = subject.read(folder / subject.path)
         found = subject.text(value)  # what is read late is refused late: the files of the ranks

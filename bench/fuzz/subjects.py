@@ -18,12 +18,18 @@ import torch
 from torch import fx, nn
 
 import fxshard
-from bench.fuzz.mutations import changed_archive, changed_function, changed_json, damaged, foreign_call
+from bench.fuzz.mutations import changed_archive, changed_function, changed_json, damaged, foreign_call, resealed, unsealed
+from bench.fuzz.shown import shown_anyway, shown_plan
 from fxshard._torch_compat.fakes import FakeTensorMode
+from fxshard.archive.compiled import GUARDS, WRITTEN, CompiledCode, CompiledModel, describe, model_names
 from fxshard.archive.graphs import read_graph, write_graph
+from fxshard.archive.sizes import write_guards
 from fxshard.cli import solve_file
+from fxshard.files import write_json
 from fxshard.mesh import hardware_file
 from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.exported import ExportedProgram
+from fxshard.runtime.measure.kineto import Trace, read_trace
 from fxshard.solver import PlacementProblem
 
 Files = Mapping[str, bytes]
@@ -35,7 +41,8 @@ class Subject:
     """Files by their names in a folder, of which the one called ``path`` is read.
 
     ``mutations``: (share, mutation, whether the reader must notice every change). ``read``: a path to its contents, ``text``: all that
-    counts of these, ``write``: contents to a path.
+    counts of these, ``write``: contents to a path. ``shown``: what is wrong with what ``fxshard inspect`` shows of the path, given whether
+    ``read`` refused it.
     """
 
     kind: str
@@ -45,6 +52,7 @@ class Subject:
     read: Callable[[Path], Any]
     text: Callable[[Any], str]
     write: Callable[[Any, Path], None]
+    shown: Callable[[Path, bool], str] = lambda path, refused: ""
 
     def mutated(self, draw: random.Random) -> tuple[dict[str, bytes], bool]:
         """(the files with one of them changed, whether what is read must equal the original)."""
@@ -72,6 +80,12 @@ class Loss(Small):
 
 
 MESH = {"dp": 2, "tp": 2}
+SHARES = {"program": 25, "graph": 15, "flex": 5, "plan": 15, "checkpoint": 15, "hardware": 10, "solver": 10, "trace": 5}
+"""Of 100 cases, how many are of each kind."""
+
+
+def cases(kind: str, total: int) -> int:
+    return total * SHARES[kind] // 100
 
 
 def subjects(folder: Path) -> dict[str, list[Subject]]:
@@ -83,8 +97,10 @@ def subjects(folder: Path) -> dict[str, list[Subject]]:
     found.append(_program(folder, "dynamic.pt2", sizes))
     training = fxshard.export(Loss(), (x,), mesh, train=True, optimizer=torch.optim.SGD, replan=True)
     found.append(_program(folder, "training.pt2", training, "per-rank"))
+    found.append(_program(folder, "compiled.pt2", _with_code(fxshard.export(model, (x,), mesh))))
+    found.append(_program(folder, "compiled_dynamic.pt2", _with_code(sizes)))
     plan = fxshard.plan(model, (x,), mesh, pins={"first.weight": "RS(0)"}, memory_limit="1GB", dynamic_shapes=({0: "batch"},))
-    found.append(_json("plan", plan.to_json().encode(), fxshard.ShardingPlan.load, lambda p: p.to_json(), lambda p, path: p.save(path)))
+    found += _plans(plan)
     found += _graphs()
     found += _checkpoints(folder)
     for name in ("h100", "cpu"):
@@ -92,7 +108,36 @@ def subjects(folder: Path) -> dict[str, list[Subject]]:
         data = (folder / "h.json").read_bytes()
         found.append(_json("hardware", data, hardware_file.load, lambda h: repr(h), hardware_file.save))
     found += _problems(folder)
-    return {kind: [one for one in found if one.kind == kind] for kind in dict.fromkeys(one.kind for one in found)}
+    trace = json.dumps({"traceEvents": _events()}).encode()
+    found.append(
+        _json("trace", trace, _traced, lambda pair: repr((pair[0].ops, pair[0].collectives)), lambda pair, path: path.write_bytes(pair[1]))
+    )
+    kinds = {kind: [one for one in found if one.kind == kind] for kind in dict.fromkeys(one.kind for one in found)}
+    assert kinds.keys() == SHARES.keys(), "each kind of file has a share of the cases"
+    return kinds
+
+
+def _plans(plan: fxshard.ShardingPlan) -> list[Subject]:
+    """A plan that is damaged or edited, and one whose hash was made right again."""
+
+    def text(plan: fxshard.ShardingPlan) -> str:
+        return f"{plan}\n{plan.to_json()}"
+
+    edited = ((1, damaged, True), (1, changed_json, False), (2, unsealed, False))
+    one = _json("plan", plan.to_json().encode(), fxshard.ShardingPlan.load, text, lambda p, path: p.save(path))
+    return [
+        dataclasses.replace(one, mutations=edited, shown=shown_plan),
+        dataclasses.replace(one, mutations=((1, resealed, False),), shown=shown_anyway),
+    ]
+
+
+def _with_code(program: ExportedProgram) -> ExportedProgram:
+    """The program with code of each size class that no machine runs: reading a file must not run it."""
+    guards = {GUARDS: write_json({"guards": write_guards(program.guards)})} if program.sizes else {}
+    said = {"AOTI_DEVICE_KEY": "cpu", WRITTEN: "", **describe(program, ()), **guards}
+    names = sorted(set(model_names(program).values()))
+    models = {name: CompiledModel(b"\x7fELF" + name.encode() * 50, b'{"nodes": []}', said) for name in names}
+    return dataclasses.replace(program, compiled=CompiledCode(models, b"\x7fELF, runner" * 30))
 
 
 def _program(folder: Path, name: str, program: Any, weights: str = "inside") -> Subject:
@@ -103,7 +148,7 @@ def _program(folder: Path, name: str, program: Any, weights: str = "inside") -> 
     def write(program: Any, path: Path) -> None:
         program.save(path, weights)
 
-    return Subject("program", files, name, mutations, fxshard.load, program_text, write)
+    return Subject("program", files, name, mutations, fxshard.load, program_text, write, shown_anyway)
 
 
 def _changed_program(draw: random.Random, data: bytes) -> bytes:
@@ -115,7 +160,9 @@ def program_text(program: Any) -> str:
     said = [repr(getattr(program, f.name)) for f in dataclasses.fields(ShardedProgram) if f.name not in ("modules", "plan", "effects")]
     planning = program.planning and program.planning.graph.hash
     weights = [f"{name} {_digest(w)}" for name, w in program.whole_weights.items()]
-    return "\n".join([program.hash, program.plan.to_json(), str(planning), *said, *weights])
+    graphs = [node.format_node() or "" for module in program.modules.values() for node in module.graph.nodes]  # read late
+    code = [] if program.compiled is None else [hashlib.sha256(data).hexdigest() for data in program.compiled.entries().values()]
+    return "\n".join([str(program), program.hash, program.plan.to_json(), str(planning), *said, *weights, *graphs, *code])
 
 
 def _graphs() -> list[Subject]:
@@ -165,7 +212,7 @@ def _graph(kind: str, graph: fx.Graph, mutations: tuple[tuple[int, Mutation, boo
     text = write_graph(fx.GraphModule(nn.Module(), graph))
 
     def read(path: Path) -> fx.GraphModule:
-        return read_graph(path.read_bytes(), path.name, ("dp", "tp"))
+        return read_graph(path.read_bytes(), path.name, {"dp": 2, "tp": 2})
 
     def listed(module: fx.GraphModule) -> str:
         return "\n".join(f"{n.format_node()} {n.meta.get('val')}" for n in module.graph.nodes)
@@ -198,23 +245,9 @@ def _checkpoints(folder: Path) -> list[Subject]:
         place = folder / name
         paths = [place] if place.is_file() else [path for path in sorted(place.rglob("*")) if path.is_file()]
         files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-        mutations = ((2, damaged, form != "dcp"), (1, _changed_index, False))
+        mutations = ((2, damaged, form != "dcp"), (1, resealed, False))
         found.append(Subject("checkpoint", files, name, mutations, _restored, json.dumps, _rewritten))
     return found
-
-
-def _changed_index(draw: random.Random, data: bytes) -> bytes:
-    """Fields of the index with its hash made right again; other files are damaged."""
-    if not data.startswith(b"{"):
-        return damaged(draw, data)
-    text = changed_json(draw, data)
-    with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError, RecursionError):
-        said = json.loads(text)
-        said.pop("sha256")
-        from fxshard.files import write_json
-
-        return write_json({"sha256": hashlib.sha256(write_json(said).encode()).hexdigest(), **said}).encode()
-    return text
 
 
 def _restored(path: Path) -> list[str]:
@@ -244,6 +277,25 @@ def _problems(folder: Path) -> list[Subject]:
     packed = {"p.json.gz": (folder / "p.json.gz").read_bytes()}
     mutations = ((1, damaged, False), (2, _changed_gzip, False))
     return [*found, dataclasses.replace(found[0], files=packed, path="p.json.gz", mutations=mutations)]
+
+
+def _events() -> list[dict[str, Any]]:
+    """A product, an operator that moves bytes, and gathers of two sizes, as Kineto writes them."""
+    found: list[dict[str, Any]] = []
+    for number, (name, shapes) in enumerate((("aten::mm", [[64, 32], [32, 16]]), ("aten::add", [[1024, 512], [1024, 512]]))):
+        about = {"External id": number, "Input Dims": shapes, "Input type": ["float", "float"]}
+        found.append({"ph": "X", "cat": "cpu_op", "name": name, "dur": 3, "args": about})
+        found.append({"ph": "X", "cat": "kernel", "name": "k", "dur": 2.5, "args": {"External id": number}})
+    for count in (2**10, 2**20):
+        about = {"Collective name": "_allgather_base", "dtype": "Float", "In msg nelems": count, "Out msg nelems": 4 * count}
+        about |= {"Group size": 4, "Process Group Ranks": "[0, 8, 16, 24]"}
+        found.append({"ph": "X", "cat": "kernel", "name": "nccl", "dur": 20 + count / 2**14, "args": about})
+    return found
+
+
+def _traced(path: Path) -> tuple[Trace, bytes]:
+    """What is read of a trace, and the file."""
+    return read_trace(path), path.read_bytes()
 
 
 def _changed_gzip(draw: random.Random, data: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import sys
@@ -15,19 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from bench.random import FUNCTIONS, row
+from bench.training.checked import difference, disagreement, first_error
 from bench.training.model import BATCH
 from bench.training.ours import OURS
-from bench.training.peers import PEERS, Contestant, Setting, alone
-from fxshard.cost.optimizer_time import optimizer_time
-
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""The largest relative difference of a loss: float32 with a GPU's own order of sums, bfloat16 with 8 bits."""
-
-STEPS = 3
-"""Steps whose losses are compared, which also warm up."""
+from bench.training.peers import PEERS, Contestant, Setting
+from fxshard.cost.optimizer.optimizer_time import optimizer_time
 
 WAYS: dict[str, Callable[[Setting], Contestant]] = {**PEERS, **OURS}
 
@@ -71,40 +64,15 @@ def _prepared(name: str, make: Callable[[Setting], Contestant], setting: Setting
     start = time.perf_counter()
     try:
         way = found["way"] = make(setting)
-        losses = [_loss(way, setting) for _ in range(STEPS)]
-        found["numerics"] = max(abs(a - b) / abs(b) for a, b in zip(losses, reference(setting), strict=True))
+        found["numerics"] = difference(way, setting)
         found["seconds_to_prepare"] = time.perf_counter() - start
         found["memory_ratio"] = _memory_ratio(way, setting)
-        if not found["numerics"] <= TOLERANCES[setting.dtype]:  # not a number is wrong too
-            found["error"] = f"the losses differ by {found['numerics']:.2g}, more than {TOLERANCES[setting.dtype]:g}"
+        found["error"] = disagreement(found["numerics"], setting)
     except Exception as error:  # of any way: reported by name, and the others go on
         lines = str(error).splitlines() or [""]
         found["error"] = f"{type(error).__name__}: {lines[0]}"[:300]
-    found["error"] = _first_error(found["error"])
+    found["error"] = first_error(found["error"])
     return found
-
-
-def _first_error(own: str) -> str:
-    """The error of the first rank that has one, the same on all ranks: they then time the same ways. A rank that raised within a collective
-    leaves the others there; they raise after the group's time limit."""
-    everyone: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    return next((f"rank {rank}: {error}" for rank, error in enumerate(everyone) if error), "")
-
-
-@functools.cache
-def reference(setting: Setting) -> list[float]:
-    """The losses of the first steps on one device, without compiling; from the second on they depend on the gradients."""
-    way = alone(setting, compiled=False)
-    return [float(way.step()) for _ in range(STEPS)]
-
-
-def _loss(way: Contestant, setting: Setting) -> float:
-    """The loss of a step, as the mean over the ranks: each has the loss of its own rows, or of all."""
-    loss = way.step()
-    value = (loss.full_tensor() if isinstance(loss, DTensor) else loss).clone()
-    dist.all_reduce(value)
-    return float(value) / setting.mesh.size()
 
 
 def _memory_ratio(way: Contestant, setting: Setting) -> float | None:

@@ -9,14 +9,13 @@ time is more reliable than wall time.
 from __future__ import annotations
 
 import argparse
-import multiprocessing as mp
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
+from bench.fresh_process import in_fresh_process
 from bench.planning import child
 
 if TYPE_CHECKING:
@@ -60,13 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fastest(runs: int, job: Callable[..., Measured], *given: Any) -> Measured:
-    return min((_in_fresh_process(job, *given) for _ in range(runs)), key=_total)
-
-
-def _in_fresh_process(job: Callable[..., Measured], *given: Any) -> Measured:
-    """Runs in a fresh process, so that measurements do not affect each other."""
-    with ProcessPoolExecutor(1, mp.get_context("spawn")) as pool:
-        return pool.submit(job, *given).result()
+    return min((in_fresh_process(job, *given) for _ in range(runs)), key=_total)
 
 
 def _total(measured: Measured) -> float:

@@ -43,7 +43,16 @@ class Step:
     source: str
 
 
-def collectives(data: Path) -> list[Collective]:
+TWO_NODES = Path(__file__).parent / "two_nodes.csv"
+"""All-reduces on two nodes, in place, with their source in each row."""
+
+
+def published(data: Path) -> list[Collective]:
+    """Those of the folder and of ``TWO_NODES``."""
+    return [*collectives(data / "collectives.csv"), *collectives(TWO_NODES)]
+
+
+def collectives(path: Path) -> list[Collective]:
     return [
         Collective(
             row["kind"],
@@ -54,7 +63,7 @@ def collectives(data: Path) -> list[Collective]:
             float(row["measured_us"]),
             row["source"],
         )
-        for row in _read(data / "collectives.csv")
+        for row in _read(path)
     ]
 
 

@@ -29,7 +29,7 @@ PRODUCT = "fxshard.einsum.default"
 
 @dataclass(frozen=True)
 class StepTime:
-    """Parts of a step, in microseconds; ``exposed``: communication that nothing hides."""
+    """Parts of a step, in microseconds; ``exposed``: communication that nothing hides; ``again``: of products, in ``recomputed``."""
 
     products: float
     attention: float
@@ -37,10 +37,15 @@ class StepTime:
     exposed: float
     recomputed: float
     optimizer: float
+    again: float = 0.0
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, part.name) for part in fields(self))
+        return sum(getattr(self, part.name) for part in fields(self) if part.name != "again")
+
+    def sustained(self, times: float) -> float:
+        """The total if products sustain ``times`` their rate."""
+        return self.total - (self.products + self.again) * (1 - 1 / times)
 
 
 def predicted(step: Step) -> StepTime:
@@ -62,7 +67,8 @@ def _planned(step: Step, layers: int) -> StepTime:
 
 
 def _parts(plan: fxshard.ShardingPlan, graph: PlanningGraph, layers: int, step: Step) -> StepTime:
-    again = _recomputed(plan) if step.recomputation.startswith("selective") else 0.0
+    selective = step.recomputation.startswith("selective")
+    again, anew = (_recomputed(plan), sum(_products_anew(plan))) if selective else (0.0, 0.0)
     products = sum(n.compute for n in plan.nodes if n.op == PRODUCT)
     attention = sum(n.compute for n in plan.nodes if n.op in ATTENTION)
     others = sum(n.compute for n in plan.nodes) - products - attention
@@ -71,7 +77,7 @@ def _parts(plan: fxshard.ShardingPlan, graph: PlanningGraph, layers: int, step: 
     forward = sum(n.compute for n in _forward(plan)) + rest / 2
     backward = products + attention + others + rest + again - forward
     exposed = rest + _exposed(weights, plan.mesh, layers + 2, forward, backward)
-    return StepTime(products, attention, others, exposed, again, optimizer_time(plan, "adamw"))
+    return StepTime(products, attention, others, exposed, again, optimizer_time(plan, "adamw"), anew)
 
 
 def _exposed(weights: Sequence[Redistribution], mesh: fxshard.Mesh, buckets: int, forward: float, backward: float) -> float:
@@ -117,7 +123,6 @@ def _recomputed(plan: fxshard.ShardingPlan) -> float:
     gathers of activations too. Embedding, last norm, head and loss are not in a layer and cancel out between two numbers of layers."""
     forward = _forward(plan)
     names = {n.name for n in forward}
-    products = [n.compute for n in forward if n.op == PRODUCT][:-1]
     pointwise = sum(n.compute for n in forward if n.op != PRODUCT and n.op not in ATTENTION)
     kinds = plan.kinds
     gathers = (
@@ -128,4 +133,9 @@ def _recomputed(plan: fxshard.ShardingPlan) -> float:
         and any(s.kind == "all_gather" for s in e.steps)
         and any(r in names for r, _ in e.readers)
     )
-    return sum(products[1::2]) + pointwise + sum(gathers)
+    return sum(_products_anew(plan)) + pointwise + sum(gathers)
+
+
+def _products_anew(plan: fxshard.ShardingPlan) -> Sequence[float]:
+    """Every second product of the layers, whose last is the head."""
+    return [n.compute for n in _forward(plan) if n.op == PRODUCT][:-1][1::2]

@@ -81,8 +81,8 @@ def _communication(node: fx.Node, mesh: Mapping[str, int], on: Device) -> float:
     kind, axis, operand = COLLECTIVES[kind_of(node)], str(node.args[-1]), node.all_input_nodes[0]
     group = group_of(tuple(mesh.values()), list(mesh).index(axis))
     buffer = float(size(node) if kind == "all_gather" else size(operand))
-    if kind_of(node) in ("dispatch", "combine"):  # rows of experts: those of the busiest rank; a combine has room for the rows of all
-        buffer *= IMBALANCE / (group.ranks if kind_of(node) == "combine" else 1)
+    if kind_of(node) in ("dispatch", "combine"):  # rows of experts: those of the busiest rank, of a buffer with room for more
+        buffer *= IMBALANCE / int(str(node.args[4]))
     return collective_time(on, kind, group, buffer)
 
 

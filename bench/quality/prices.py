@@ -163,7 +163,8 @@ def _switch(on: Device, group: Group, size: float) -> Iterator[float]:
     rate, start = on.switch * 1e3 * 8 / 14, 25.0
     if group.nodes > 1:
         start += 2 * math.ceil(math.log2(group.nodes)) * SWITCH_HOP
-        rate = min(rate, group.inside * _away(on) * group.ranks / (2 * (group.ranks - 1)))
+        share = 1.0 if group.nodes == 2 else group.ranks / (2 * (group.ranks - 1))
+        rate = min(rate, group.inside * _away(on) * share)
     yield start + _filled(group, size) / rate
 
 

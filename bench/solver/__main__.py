@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tabulate import tabulate
@@ -77,9 +78,14 @@ def _warm_up() -> None:
     solve(PlacementProblem(costs, tuple(pairs), tables, usages, spans, 1.5))
 
 
-def _row(instance: Instance, data: Path) -> tuple[object, ...]:
-    if not (data / instance.file).is_file():
-        return instance.name, instance.reference, None, None, None, None, "no such file"
+def measured(name: str, data: str) -> dict[str, Any]:
+    """Solves the instance of that name in the folder ``data``, after the loops were loaded."""
+    instance = next(one for one in INSTANCES if one.name == name)
+    _warm_up()
+    return _solved(instance, Path(data))
+
+
+def _solved(instance: Instance, data: Path) -> dict[str, Any]:
     problem = PlacementProblem.read(data / instance.file)
     started, used = time.perf_counter(), time.process_time()
     solution = solve(problem, time_limit=instance.limit)
@@ -87,11 +93,22 @@ def _row(instance: Instance, data: Path) -> tuple[object, ...]:
     right = problem.feasible(solution.choices) and solution.lower_bound <= problem.evaluate(solution.choices) * (1 + 1e-9)
     end = "proven" if solution.proven else "cut" if solution.cut else "open"
     end = "wrong" if not right else "late" if seconds > LATE * instance.limit else end
-    over = solution.objective / instance.reference - 1
-    return (
-        instance.name, instance.reference, solution.objective, f"{over:.2%}", solution.lower_bound, f"{solution.gap:.2%}", end, seconds,
-        processor, instance.limit,
-    )  # fmt: skip
+    found: dict[str, Any] = {
+        "reference": instance.reference,
+        "cost": solution.objective,
+        "bound": solution.lower_bound,
+        "gap": solution.gap,
+    }
+    return found | {"end": end, "seconds": seconds, "processor": processor, "limit": instance.limit}
+
+
+def _row(instance: Instance, data: Path) -> tuple[object, ...]:
+    if not (data / instance.file).is_file():
+        return instance.name, instance.reference, None, None, None, None, "no such file"
+    found = _solved(instance, data)
+    over = f"{found['cost'] / instance.reference - 1:.2%}"
+    after = (found["bound"], f"{found['gap']:.2%}", found["end"], found["seconds"], found["processor"], found["limit"])
+    return instance.name, instance.reference, found["cost"], over, *after
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""A Llama's training step on two gloo ranks, compared with ``parallelize_module``, FSDP2 and DDP: ``python -m bench.training``."""
+"""Training steps of small models on gloo ranks, beside ``parallelize_module``, FSDP2 and DDP: ``python -m bench.training``."""

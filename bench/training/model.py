@@ -30,10 +30,10 @@ class ManualAttention(Attention):
         return self.wo((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-def llama(width: int) -> Llama:
-    """4 layers, 8 heads, 4 heads for keys and values, a vocabulary of 1024; every process gets the same weights."""
+def llama(width: int, layers: int = 4) -> Llama:
+    """8 heads, 4 heads for keys and values, a vocabulary of 1024; every process gets the same weights."""
     torch.manual_seed(0)
-    config = LlamaConfig(vocab=1024, dim=width, layers=4, heads=8, kv_heads=4, ffn=3 * width, rope_base=10000.0)
+    config = LlamaConfig(vocab=1024, dim=width, layers=layers, heads=8, kv_heads=4, ffn=3 * width, rope_base=10000.0)
     model = Llama(config)
     for layer in model.layers:
         assert isinstance(layer.attention, nn.Module)

@@ -10,16 +10,6 @@ from torch.distributed.tensor import DTensor
 import fxshard
 from bench.training.peers import Contestant, Setting, mine, stepping
 
-MEGATRON = {
-    "tok_embeddings.weight": "S(1)",
-    "layers.*.attention.w[qkv].weight": "S(0)",
-    "layers.*.attention.wo.weight": "S(1)",
-    "layers.*.feed_forward.w[13].weight": "S(0)",
-    "layers.*.feed_forward.w2.weight": "S(1)",
-    "*norm.weight": "R",
-    "output.weight": "S(0)",
-}
-
 
 def _parallelized(setting: Setting, inputs: tuple[Any, ...], **options: Any) -> Contestant:
     model: Any = fxshard.parallelize(setting.model, inputs, setting.mesh, hardware=setting.hardware, **options)
@@ -31,27 +21,30 @@ def _local(setting: Setting) -> tuple[Any, ...]:
     return tuple(fxshard.local_batch(x, setting.mesh, axis="dp", size=setting.rows) for x in mine(setting))
 
 
-def megatron(setting: Setting) -> Contestant:
-    return _parallelized(setting, setting.batch, pins=MEGATRON)
+def _all(setting: Setting, layout: str) -> dict[str, str]:
+    return {name: layout for name, _ in setting.model.named_parameters()}
 
 
-def sharded(setting: Setting) -> Contestant:
+def megatron(setting: Setting, **options: Any) -> Contestant:
+    return _parallelized(setting, setting.batch, pins=setting.family.megatron(setting.model), **options)
+
+
+def sharded(setting: Setting, **options: Any) -> Contestant:
     """All weights and the batch are sharded, as in FSDP."""
-    pins = {"*norm.weight": "S(0)", "tok_embeddings.weight": "S(0)", "output.weight": "S(0)", "layers.*.w?.weight": "S(0)"}
-    return _parallelized(setting, _local(setting), pins=pins)
+    return _parallelized(setting, _local(setting), pins=_all(setting, "S(0)"), **options)
 
 
-def replicated(setting: Setting) -> Contestant:
+def replicated(setting: Setting, **options: Any) -> Contestant:
     """All weights are replicated and the batch is sharded, as in DDP."""
-    return _parallelized(setting, _local(setting), pins={"*weight": "R"})
+    return _parallelized(setting, _local(setting), pins=_all(setting, "R"), **options)
 
 
-def free(setting: Setting) -> Contestant:
+def free(setting: Setting, **options: Any) -> Contestant:
     """Each rank passes the whole batch, and nothing is pinned."""
-    return _parallelized(setting, setting.batch)
+    return _parallelized(setting, setting.batch, **options)
 
 
-OURS: dict[str, Callable[[Setting], Contestant]] = {
+OURS: dict[str, Callable[..., Contestant]] = {
     "fxshard, Megatron's layouts": megatron,
     "fxshard, FSDP's layouts": sharded,
     "fxshard, DDP's layouts": replicated,

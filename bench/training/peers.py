@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.training.model import BATCH, batch, llama
+from bench.training.families import FAMILIES, Family
+from bench.training.model import BATCH
 
 
 @dataclass(frozen=True)
 class Setting:
     """The width of the model, the length of a sequence, the mesh of one axis, the hardware for which fxshard plans (a preset, a file, or
-    None: by the device's name), the dtype of the weights, and the rows of the whole batch."""
+    None: by the device's name), the dtype of the weights, the rows of the whole batch, the model's name in ``FAMILIES``, its layers."""
 
     width: int
     length: int
@@ -28,17 +28,23 @@ class Setting:
     hardware: str | None = "cpu"
     dtype: torch.dtype = torch.float32
     rows: int = BATCH
+    name: str = "llama"
+    layers: int = 4
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.name]
 
     @property
     def model(self) -> nn.Module:
         """A new model, the same on each rank, on the mesh's kind of device."""
-        return llama(self.width).to(self.mesh.device_type, self.dtype)
+        return self.family.make(self.width, self.length, self.layers).to(self.mesh.device_type, self.dtype)
 
     @property
     def batch(self) -> tuple[Tensor, Tensor]:
-        """(tokens, targets) of the whole batch."""
-        tokens, targets = (x.to(self.mesh.device_type) for x in batch(self.length, self.rows))
-        return tokens, targets
+        """(inputs, targets) of the whole batch; inputs that are no tokens have the weights' dtype."""
+        inputs, targets = (x.to(self.mesh.device_type) for x in self.family.batch(self.length, self.rows))
+        return (inputs.to(self.dtype) if inputs.is_floating_point() else inputs), targets
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,9 @@ class Contestant:
 
 
 def stepping(model: nn.Module, inputs: tuple[Any, ...], compiled: bool = False) -> Callable[[], Tensor]:
+    """Sizes are static: ways that share the model's code but not the batch's size would make Dynamo compile for any size."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    called: Callable[..., Tensor] = torch.compile(model) if compiled else model
+    called: Callable[..., Tensor] = torch.compile(model, dynamic=False) if compiled else model
 
     def step() -> Tensor:
         loss = called(*inputs)
@@ -73,26 +80,17 @@ def mine(setting: Setting) -> tuple[Tensor, Tensor]:
 
 
 def tensor_parallel(setting: Setting, compiled: bool) -> Contestant:
-    """Megatron's layouts by ``parallelize_module``; the embedding is sharded by the width, because Dynamo cannot trace its masked sum
-    twice."""
-    styles: dict[str, Any] = {
-        "tok_embeddings": ColwiseParallel(output_layouts=Replicate()),
-        "output": ColwiseParallel(output_layouts=Replicate()),
-    }
-    for name in ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1", "feed_forward.w3"):
-        styles[f"layers.*.{name}"] = ColwiseParallel()
-    for name in ("attention.wo", "feed_forward.w2"):
-        styles[f"layers.*.{name}"] = RowwiseParallel()
-    model = parallelize_module(setting.model, setting.mesh, styles)
+    """Megatron's layouts by ``parallelize_module``."""
+    model = parallelize_module(setting.model, setting.mesh, setting.family.styles())
     return Contestant(stepping(model, setting.batch, compiled))
 
 
 def fsdp(setting: Setting, compiled: bool) -> Contestant:
     """``fully_shard`` of each layer, compiled layer by layer as torch's own trainers do."""
     model = setting.model
-    for layer in model.get_submodule("layers"):
+    for layer in model.get_submodule(setting.family.blocks):
         if compiled:
-            layer.compile()
+            layer.compile(dynamic=False)
         fully_shard(layer, mesh=setting.mesh)
     fully_shard(model, mesh=setting.mesh)
     return Contestant(stepping(model, mine(setting)))
@@ -101,7 +99,7 @@ def fsdp(setting: Setting, compiled: bool) -> Contestant:
 def fsdp_whole(setting: Setting, compiled: bool) -> Contestant:
     """``fully_shard`` of each layer, the whole model compiled at once."""
     model = setting.model
-    for layer in model.get_submodule("layers"):
+    for layer in model.get_submodule(setting.family.blocks):
         fully_shard(layer, mesh=setting.mesh)
     fully_shard(model, mesh=setting.mesh)
     return Contestant(stepping(model, mine(setting), compiled))

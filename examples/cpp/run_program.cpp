@@ -1,9 +1,10 @@
 // One rank of a program that `fxshard export --aot-inductor` compiled, on the CPU over gloo, without Python.
 //
-//   run_program PROGRAM.pt2 RANK STORE IN.safetensors OUT.safetensors [--weights RANK.safetensors] [--steps N]
+//   run_program PROGRAM.pt2 RANK STORE IN.safetensors OUT.safetensors [--weights RANK.safetensors] [--steps N] [--unchecked 1]
 //
 // STORE: a new file by which the ranks find each other. IN: whole tensors by the program's names. Weights are those in the program, or, with
 // --weights, the rank's own, from the file beside it. OUT: what this rank holds of the outputs and of changed weights, after N steps.
+// Sizes beyond the code's bounds are refused; so are programs with other conditions on sizes, which it cannot check, but with --unchecked 1.
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -58,6 +59,21 @@ void make_groups(const std::vector<Axis>& mesh, const std::string& file, int wor
   }
 }
 
+// The dynamic sizes of a call by name, in their units; each is a line "unit dim input name" in `text`, and "least most name" in `bounds`.
+std::map<std::string, int64_t> sizes_of(const std::string& text, const std::string& bounds, const Tensors& tensors) {
+  std::map<std::string, int64_t> found;
+  std::istringstream lines(text), ranges(bounds);
+  std::string input, name, same;
+  for (int64_t unit, dim, least, most; lines >> unit >> dim >> input && std::getline(lines >> std::ws, name);) {
+    TORCH_CHECK(ranges >> least >> most && std::getline(ranges >> std::ws, same) && same == name, "no bounds for ", name, ": export it again");
+    const auto size = tensors.at(input).size(dim);
+    TORCH_CHECK(least <= size && size <= most, name, " is ", size, ", the code serves ", least, " to ", most);
+    TORCH_CHECK(size % unit == 0, name, " is ", size, ", shards are even at multiples of ", unit, " only");
+    found[name] = size / unit;
+  }
+  return found;
+}
+
 std::vector<End> ends(const std::string& text) {
   std::vector<End> found;
   std::istringstream lines(text);
@@ -67,8 +83,8 @@ std::vector<End> ends(const std::string& text) {
 
 int main(int count, char** given) {
   const std::vector<std::string> args(given, given + count);
-  TORCH_CHECK(count >= 6, "usage: run_program PROGRAM.pt2 RANK STORE IN OUT [--weights RANK.safetensors] [--steps N]");
-  std::map<std::string, std::string> options{{"--weights", ""}, {"--steps", "1"}};
+  TORCH_CHECK(count >= 6, "usage: run_program PROGRAM.pt2 RANK STORE IN OUT [--weights RANK.safetensors] [--steps N] [--unchecked 1]");
+  std::map<std::string, std::string> options{{"--weights", ""}, {"--steps", "1"}, {"--unchecked", "0"}};
   for (int i = 6; i + 1 < count; i += 2) options.at(args[i]) = args[i + 1];
   const int rank = std::stoi(args[2]);
   auto said = torch::inductor::AOTIModelPackageLoader::load_metadata_from_package(args[1], "model");
@@ -91,10 +107,16 @@ int main(int count, char** given) {
   tensors.merge(read(args[4]));
   std::vector<at::Tensor> inputs;
   std::map<std::string, size_t> index;
+  const auto index_on = [&](const std::string& name) { return std::find_if(mesh.begin(), mesh.end(), [&](auto& a) { return a.name == name; })->index; };
+  const auto& conditions = said["fxshard_conditions"];
+  TORCH_CHECK(conditions.empty() || options["--unchecked"] == "1", "--unchecked 1 is needed, these are not checked:\n", conditions);
+  auto sizes = sizes_of(said["fxshard_sizes"], said["fxshard_bounds"], tensors);
   for (const auto& [kind, layout, input] : ends(said.at("fxshard_inputs"))) {
     index[input] = inputs.size();
     if (kind == "axis_index") {
-      inputs.push_back(at::scalar_tensor(std::find_if(mesh.begin(), mesh.end(), [&](auto& a) { return a.name == input; })->index, at::kLong));
+      inputs.push_back(at::scalar_tensor(index_on(input), at::kLong));
+    } else if (kind == "size" || kind == "rank") {  // a tensor whose shape says the number
+      inputs.push_back(at::empty({kind == "size" ? sizes.at(input) : index_on(input) + 1, 0}));
     } else {
       TORCH_CHECK(tensors.count(input), "there is no tensor ", input);
       inputs.push_back(kind == "parameter" && !own.empty() ? aligned(tensors[input]) : shard(tensors[input], layout, mesh));

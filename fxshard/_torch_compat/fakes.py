@@ -1,4 +1,4 @@
-"""Private names of torch (2.13): fake tensors, their errors, and the storage and version of any tensor.
+"""Private names of torch (2.13): fake tensors, their errors, tensors that hold others, the storage and version of any tensor.
 
 What would replace them: ``torch.export`` or ``torch.compile`` with a documented fake mode; a method of tensors for each of
 storage identity and version.
@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "FAKE_ERRORS",
@@ -29,6 +30,7 @@ __all__ = [
     "FakeTensorMode",
     "changes_of",
     "forget_inner_sizes",
+    "is_traceable_wrapper_subclass",
     "kernels_for_shapes",
     "quiet_fakes",
     "storage_key",

@@ -88,3 +88,96 @@ def varlen_kernel_backward(
     given = (grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, window == (-1, 0), state, scale, list(window))
     found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.torch_attn._varlen_attn_backward(*given)
     return found
+
+
+def flex_operators() -> tuple[Any, Any]:
+    """torch's operators of attention and its backward, from which Inductor makes kernels."""
+    return torch.ops.higher_order.flex_attention, torch.ops.higher_order.flex_attention_backward
+
+
+def block_mask_entries(queries: int, keys: int, lists: Sequence[Any], mask: Any, size: int = 128) -> tuple[Any, ...]:
+    """``BlockMask.as_tuple()`` for eight lists of blocks of ``size`` and a mask function."""
+    return (queries, keys, *lists, *[None] * 4, size, size, mask)
+
+
+def differentiable_index() -> Callable[..., torch.Tensor]:
+    """``aten.index`` whose gradient the kernels can add to the tensor that is read."""
+    from torch._dynamo._trace_wrapped_higher_order_op import mod_index
+
+    return mod_index
+
+
+def joint_graph_of_score(
+    score: Callable[..., Any], examples: Sequence[torch.Tensor], reads: Sequence[torch.Tensor]
+) -> torch.fx.GraphModule:
+    """The graph of the gradients of a ``score_mod``: (score, place, gradient, *reads) -> those of the score, the place (None) and of reads
+    that require one. ``examples``: a score that requires a gradient, and the scalars of a place.
+
+    Traced on the CPU, since autograd asks the device of its tensors, which may be absent, and then moved.
+    """
+    from torch._higher_order_ops.flex_attention import create_fw_bw_graph
+
+    device = examples[0].device
+    given, read = ([t.detach().cpu().requires_grad_(t.requires_grad) for t in some] for some in (examples, reads))
+    with torch.enable_grad():
+        _, joint = create_fw_bw_graph(score, tuple(given), tuple(read))
+    assert isinstance(joint, torch.fx.GraphModule)
+    for node in joint.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": device}
+        if isinstance(value := node.meta.get("val"), torch.Tensor):
+            with value.fake_mode:
+                node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    joint.recompile()
+    return joint
+
+
+def scalars_of_score(like: torch.Tensor, *, grad: bool) -> list[torch.Tensor]:
+    """Examples of the arguments of a ``score_mod`` for queries ``like``."""
+    return [like.new_zeros(()).requires_grad_(grad), *(like.new_zeros((), dtype=torch.int) for _ in range(4))]
+
+
+def fused_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    score: Callable[..., Any],
+    mask: Callable[..., Any],
+    lists: Sequence[torch.Tensor],
+    scale: float,
+    score_reads: Sequence[torch.Tensor],
+    mask_reads: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, logsumexp, greatest score), the last two to the base 2, of torch's operator, uncompiled."""
+    blocks = block_mask_entries(q.shape[2], k.shape[2], lists, mask)
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = flex_operators()[0](
+        q, k, v, score, blocks, scale, {}, tuple(score_reads), tuple(mask_reads)
+    )
+    return found
+
+
+def fused_backward(
+    grad: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    score: Callable[..., Any],
+    mask: Callable[..., Any],
+    lists: Sequence[torch.Tensor],
+    scale: float,
+    score_reads: Sequence[torch.Tensor],
+    mask_reads: Sequence[torch.Tensor],
+    graded: Sequence[int],
+) -> tuple[Any, ...]:
+    """Gradients of q, k, v and, in a tuple, of those of ``score_reads`` that are ``graded``, of torch's operator, uncompiled."""
+    blocks = block_mask_entries(q.shape[2], k.shape[2], lists, mask)
+    reads = [read.detach().requires_grad_(i in graded) for i, read in enumerate(score_reads)]
+    joint = joint_graph_of_score(score, scalars_of_score(q, grad=True), reads)
+    with torch.no_grad():
+        found: tuple[Any, ...] = flex_operators()[1](
+            q, k, v, out, lse, grad, grad_lse, score, joint, blocks, scale, {}, tuple(reads), tuple(mask_reads)
+        )
+    return found

@@ -48,9 +48,15 @@ def tracing_state() -> list[Any] | None:
     return [settings, repr(state), *torch_sources()]
 
 
+def own_kernels() -> frozenset[str]:
+    """The kernels for aten operators that torch registered by itself, as ``torch.library`` names them: ``"aten/bmm/CUDA"``."""
+    libraries = registry._override_libs if hasattr(registry, "_override_libs") else registry._aten_override_libs  # since 2.15
+    return TORCH_OWN_KERNELS.union("/".join(("aten", *place[-2:])) for place in libraries)
+
+
 def _has_user_kernels() -> bool:
     """Whether a library registered its own kernels for aten operators."""
-    known = TORCH_OWN_KERNELS.union(f"aten/{name}/{key}" for name, key in registry._aten_override_libs)
+    known = own_kernels()
     return any(one.startswith("aten/") and not one.endswith("/Meta") and one not in known for one in torch.library._impls)
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fxshard.archive.store import has_weights, load, load_compiled, load_planning, load_rank, load_weights, rank_files, save
+    from fxshard.archive.store import load, load_all, load_rank, load_weights, save
 
-__all__ = ["has_weights", "load", "load_compiled", "load_planning", "load_rank", "load_weights", "rank_files", "save"]
+__all__ = ["load", "load_all", "load_rank", "load_weights", "save"]
 
 
 def __getattr__(name: str) -> Any:

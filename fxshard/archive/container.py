@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import re
@@ -16,10 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
+from fxshard.archive.zip_layout import check_layout
 from fxshard.errors import FileError
-from fxshard.files import REMAKE, Field, Readers, atomic_file, parse_json, read_start, write_json
+from fxshard.files import REMAKE, Field, Readers, atomic_file, check_parsed_size, parse_json, read_start, write_json
 
-FORMAT, VERSION = "fxshard-program", 3
+FORMAT, VERSION = "fxshard-program", 4
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 PLANNING, PLANNED_GRAPH = "extra/fxshard/planning.json", "extra/fxshard/planning_graph.json"
@@ -100,6 +102,20 @@ def write(
             archive.writestr(_info(name), data, compress_type=zipfile.ZIP_DEFLATED if name.endswith(".json") else zipfile.ZIP_STORED)
         if weights is not None:
             _write_weights(archive, weights)
+        archive.close()
+        _check_readable(temporary, entries, str(path))
+
+
+def _check_readable(written: Path, entries: Mapping[str, bytes], path: str) -> None:
+    """Raises FileError for a program that ``open_archive`` would refuse, or whose graphs take more memory than is read."""
+    try:
+        for name in filter(lambda one: one.endswith(".json"), entries):
+            check_parsed_size(entries[name].decode(), name)
+        with open_archive(written):
+            pass
+    except FileError as error:
+        remedy = "export fewer layers a program, or sizes that all ranks share evenly, so that there are fewer size classes"
+        raise FileError(f"the program is too large for a file: {error.what}", where=path, remedy=remedy) from error
 
 
 def _info(name: str) -> zipfile.ZipInfo:
@@ -121,6 +137,7 @@ def _write_weights(archive: zipfile.ZipFile, weights: Path) -> None:
         shutil.copyfileobj(source, target, 2**24)
 
 
+@functools.cache
 def torch_version() -> str:
     """``2.13``: a program can only be read with the minor version of torch that wrote it. Its metadata says it without an import."""
     return ".".join(version("torch").split("+")[0].split(".")[:2])
@@ -131,6 +148,7 @@ class Container:
 
     def __init__(self, archive: zipfile.ZipFile, path: str) -> None:
         self.archive, self.path = archive, path
+        self.known: dict[str, bytes] = {}
         self.infos = _checked_infos(archive, path)
         if MANIFEST not in self.infos:
             raise FileError("the archive is not a fxshard program: it has no manifest", where=path, remedy=NOT_A_PROGRAM)
@@ -150,9 +168,12 @@ class Container:
         """An entry's bytes; raises FileError if their hash differs from the manifest's."""
         if name not in self.listed:
             raise FileError(f"the program has no {name}", where=self.path, remedy=REMAKE)
+        if name in self.known:
+            return self.known[name]
         data = self._bytes(name)
         if hashlib.sha256(data).hexdigest() != self.listed[name].sha256:
             raise FileError(f"the entry {name} is damaged: its hash is not the manifest's", where=self.path, remedy=REMAKE)
+        self.known[name] = data
         return data
 
     def has(self, name: str) -> bool:
@@ -173,6 +194,12 @@ class Container:
         for name, data in fixed.items():
             if self.read(name) != data:
                 raise FileError(f"the entry {name} is not what fxshard writes there", where=self.path, remedy=NOT_A_PROGRAM)
+
+    def check_rank_files(self, ranks: int) -> None:
+        """Raises FileError if the manifest lists weights of ranks, but not of so many."""
+        if (count := len(self.rank_files)) not in (0, ranks):
+            what = f"the manifest lists the weights of {count} ranks, the program's mesh has {ranks}"
+            raise FileError(what, where=self.path, remedy=NOT_A_PROGRAM)
 
     def _compiled(self, graphs: Sequence[str]) -> set[str]:
         """The entries of compiled code that a program with these graphs has: all or none."""
@@ -256,6 +283,12 @@ def _checked_infos(archive: zipfile.ZipFile, path: str) -> dict[str, zipfile.Zip
         if total > MAX_BYTES:
             raise FileError(f"the archive is absurdly large: {total} bytes or more besides weights", where=path, remedy=NOT_A_PROGRAM)
         found[name] = info
+    assert archive.fp is not None
+    try:
+        check_layout(archive.fp, infos)
+    except (OSError, ValueError) as error:
+        remedy = "give the file as fxshard export wrote it, with nothing before, between or after its entries"
+        raise FileError(f"the archive could be read in two ways: {error}", where=path, remedy=remedy) from error
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_json import read_layout, read_mesh, write_mesh
 from fxshard.plans.sharding_plan import ShardingPlan
-from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram, SizeClass
+from fxshard.program.sharded_program import KINDS, ProgramCollective, ShardedProgram, SizeClass, StoredModules
 from fxshard.program.verify_program import verify_program
 
 _META = ("partitioner_tag",)
@@ -94,12 +94,26 @@ class Description:
     sizes: FileSizes
     root: Field
 
-    def program(self, plan: ShardingPlan, modules: Mapping[str, fx.GraphModule]) -> ShardedProgram:
-        """The program; raises FileError if plan, description and graphs are inconsistent."""
+    def later(self, plan: ShardingPlan, read: Callable[[], Mapping[str, fx.GraphModule]], said: str) -> ShardedProgram:
+        """The program, whose graphs are read by ``read`` when one of them is asked for. Then FileError is raised if they are inconsistent
+        with the rest, or the hash is not the one that the file ``said``."""
+
+        def modules() -> Mapping[SizeClass, fx.GraphModule]:
+            program = self.program(plan, read())
+            if program.hash != said:
+                raise self.root.fail("the compiled code is another program's: its fxshard_program differs")
+            return program.modules
+
+        return self._program(plan, StoredModules([size_class for size_class, _ in self.graphs.values()], said, modules))
+
+    def _program(self, plan: ShardingPlan, modules: Mapping[SizeClass, fx.GraphModule]) -> ShardedProgram:
         if plan.mesh != self.mesh:
             raise self.root.fail(f"the program is for mesh {self.mesh}, its plan for {plan.mesh}")
-        by_class = {self.graphs[name][0]: module for name, module in modules.items()}
-        program = ShardedProgram(mesh=self.mesh, plan=plan, modules=by_class, classes=self.classes, **self.fields)
+        return ShardedProgram(mesh=self.mesh, plan=plan, modules=modules, classes=self.classes, **self.fields)
+
+    def program(self, plan: ShardingPlan, modules: Mapping[str, fx.GraphModule]) -> ShardedProgram:
+        """The program; raises FileError if plan, description and graphs are inconsistent."""
+        program = self._program(plan, {self.graphs[name][0]: module for name, module in modules.items()})
         known = {guard.expression for guard in program.guards}
         noted = [guard for guard in program.noted_guards() if guard.expression not in known]
         program = replace(program, guards=(*program.guards, *noted))

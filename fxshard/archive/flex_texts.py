@@ -24,6 +24,9 @@ MAX_ELEMENTS = 2**16
 KINDS = ("node", "tuple", "float", "dtype", "memory_format")
 """What an argument may be besides JSON's own values and lists."""
 
+NESTING = 8
+"""Lists within lists: an operator takes a list of tensors at most. Python's own limit is the process's, which libraries raise."""
+
 Compute = Callable[[Callable[[], Any], str], Any]
 """Computes on fake tensors, and raises FileError, with what it was asked to compute, where torch refuses."""
 
@@ -44,10 +47,7 @@ def check_texts(target: OpOverload, args: Sequence[Any], field: Field, words: fr
         if not isinstance(text, str) or not isinstance(tensors, list):
             raise field.fail(f"a call of {target} has no {name} function")
         root = parse_json(text, f"{field.file}: {field.path}: {name}_mod")
-        try:
-            result = _Text(root, [*first, *scalars, *tensors], words, compute).result()
-        except RecursionError as error:
-            raise root.fail("the text nests too deeply") from error
+        result = _Text(root, [*first, *scalars, *tensors], words, compute).result()
         if result.ndim or (name == "mask") != (result.dtype == torch.bool):
             raise root.fail(f"a {name} function gives {list(result.shape)} of {result.dtype} for one place")
 
@@ -77,7 +77,7 @@ class _Text:
         kwargs = named.record({"dict": Field.entries})["dict"]
         if bad := [key for key in kwargs if key in DEVICE]:
             raise named.fail(f"a function may not say {bad[0]!r}")
-        given = [self.argument(one) for one in args.items()], {key: self.argument(one) for key, one in kwargs.items()}
+        given = [self.argument(one, NESTING) for one in args.items()], {key: self.argument(one, NESTING) for key, one in kwargs.items()}
         value = self.compute(lambda: target(*given[0], **given[1]), str(target))
         if not isinstance(value, torch.Tensor):
             raise name.fail(f"{target} does not give one tensor")
@@ -85,10 +85,13 @@ class _Text:
             raise field.fail(f"{target} gives {list(value.shape)} for one place, more than the {self.most} elements of what is read")
         self.values.append(value)
 
-    def argument(self, field: Field) -> Any:
+    def argument(self, field: Field, levels: int) -> Any:
+        """An argument of an operator, within at most ``levels`` more lists."""
         value = field.value
+        if not levels and isinstance(value, (list, dict)):
+            raise field.fail("the text nests too deeply")
         if isinstance(value, list):
-            return [self.argument(one) for one in field.items()]
+            return [self.argument(one, levels - 1) for one in field.items()]
         if isinstance(value, str) and value not in self.words:
             raise field.fail(f"the text {value[:60]!r} is not an argument of an operator")
         if not isinstance(value, dict):
@@ -100,7 +103,7 @@ class _Text:
         if kind == "node":
             return self.values[self.index(inner)]
         if kind == "tuple":
-            return tuple(self.argument(one) for one in inner.items())
+            return tuple(self.argument(one, levels - 1) for one in inner.items())
         try:
             return from_json({kind: inner.text()}, ())
         except (NotSerializable, AttributeError, ValueError) as error:

@@ -15,7 +15,7 @@ import math
 import operator
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,12 +39,14 @@ from fxshard.errors import FileError
 from fxshard.files import Field, parse_json
 from fxshard.graph.planning_graph import example_shape
 from fxshard.layout.layouts import REDUCE_OPS
-from fxshard.program.sharded_program import ProgramSize
+from fxshard.program.sharded_program import COMBINE, DISPATCH, ROOM, ProgramSize
 from fxshard.program.size_inputs import add_size_inputs
 from fxshard.shapes.expressions import to_text
 
 NAMESPACES = ("aten", "fxshard", "_c10d_functional")
-_TARGET = re.compile(rf"torch\.ops\.({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
+_AFTER_BINDING = r"fxshard\.flex_attention_fused"
+"""Operators that only a graph bound to a device has; they read texts, which ``check_texts`` does not know."""
+_TARGET = re.compile(rf"torch\.ops\.(?!{_AFTER_BINDING})({'|'.join(NAMESPACES)})\.(\w+)\.(\w+)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PRIVATE = re.compile(r"_(?!_)")
 WORDS = frozenset(("none", "tanh", "floor", "trunc", "left", "right", "sum", "mean", "prod", "max", "min", "amax", "amin"))
@@ -138,23 +140,24 @@ def is_functional(target: Any) -> bool:
     return not schema.is_mutable and bool(returns) and all(kind in ("Tensor", "Optional[Tensor]", "List[Tensor]") for kind in returns)
 
 
-def read_graph(text: bytes, where: str, axes: Iterable[str], sizes: FileSizes | None = None) -> fx.GraphModule:
+def read_graph(text: bytes, where: str, axes: Mapping[str, int], sizes: FileSizes | None = None) -> fx.GraphModule:
     """Reads the output of ``write_graph``, with fake tensors in ``meta["val"]``; raises FileError for anything else.
 
-    ``axes``: names of the mesh's axes, the only groups that a collective may have. ``sizes``: the program's dynamic sizes.
+    ``axes``: the mesh's axes, the only groups that a collective may have, and their sizes. ``sizes``: the program's dynamic sizes.
     """
     root = parse_json(text, where)
     graph = root.get("graph_module", lambda f: f.get("graph", lambda g: g))
     sizes = sizes or FileSizes()
     with oblivious() if sizes.sizes else nullcontext():
-        return lazy_graph_module(_Reader(graph, frozenset(axes), sizes).read())
+        return lazy_graph_module(_Reader(graph, axes, sizes).read())
 
 
 class _Reader:
     """Builds one graph, node by node, from a Field with torch's description of it."""
 
-    def __init__(self, field: Field, axes: frozenset[str], sizes: FileSizes) -> None:
-        self.field, self.groups, self.sizes = field, axes | frozenset(REDUCE_OPS), sizes
+    def __init__(self, field: Field, axes: Mapping[str, int], sizes: FileSizes) -> None:
+        self.field, self.groups, self.sizes = field, frozenset((*axes, *REDUCE_OPS)), sizes
+        self.ranks = math.prod(axes.values())
         self.graph = fx.Graph()
         self.values: dict[str, fx.Node] = {}
         self.names: set[str] = set()
@@ -216,6 +219,7 @@ class _Reader:
         args, kwargs = self.arguments(field, target)
         values = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], (args, kwargs))
         check_results(target, values[0], field)
+        check_room(target, args, self.ranks, field)
         check_texts(target, values[0], field, WORDS, lambda make, what: self.fake(make, field, what))
         with kernels_for_shapes(self.sizes.mode, bytes_of(values) <= MAX_OPERANDS):
             value = self.fake(lambda: target(*values[0], **values[1]), field, str(target))
@@ -374,6 +378,14 @@ def check_results(target: Any, args: Sequence[Any], field: Field) -> None:
         parts = -(-length // each) if isinstance(each, int) and each > 0 else 0
     if isinstance(parts, int) and parts > max(MAX_RESULTS, len(json.dumps(field.get("outputs", Field.plain, []))) // 8):
         raise field.fail(f"{target} gives {parts} parts, more than the file names")
+
+
+def check_room(target: Any, args: Sequence[Any], ranks: int, field: Field) -> None:
+    """Raises FileError if rows of experts have room for less than they are expected to be, or for more than all ``ranks`` hold: what a rank
+    sends is divided by it."""
+    room = args[ROOM] if len(args) > ROOM else None
+    if target in (DISPATCH, COMBINE) and not (type(room) is int and 1 <= room <= ranks):
+        raise field.fail(f"{target} has room for {str(room)[:40]} times the expected rows, which is not 1 to {ranks}")
 
 
 def _length(tensor: torch.Tensor, dim: Any) -> int:

@@ -1,18 +1,20 @@
-"""save, load and load_weights: a program to a file and back."""
+"""save and load: a program to a file and back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import fx
 
-from fxshard.archive.compiled import CompiledCode, read_compiled
-from fxshard.archive.container import PLAN, PROGRAM, WEIGHTS, Listed, graph_entry, graph_name, open_archive, write
+from fxshard.archive.compiled import CompiledCode, program_hash, read_compiled
+from fxshard.archive.container import NOT_A_PROGRAM, PLAN, PROGRAM, WEIGHTS, Container, Listed, graph_entry, graph_name, open_archive, write
 from fxshard.archive.description import read_description, write_description
 from fxshard.archive.graphs import read_graph, write_graph
 from fxshard.archive.planning import Planning, read_planning, write_planning
-from fxshard.archive.weights import read_rank_file, read_weights, select_weights, weights_file, write_rank_files
+from fxshard.archive.weights import read_rank_file, read_weights, select_weights, weights_file, weights_needed, write_rank_files
 from fxshard.errors import FileError
 from fxshard.plans.plan_json import dumps
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -51,33 +53,57 @@ def save(
         write(path, own, graphs, file, write_rank_files(path, shards))
 
 
+@dataclass(frozen=True)
+class Contents:
+    """All that a program's file holds: the weights by the model's names, those of ranks in files of their own (``rank_files``), what the
+    program was planned from, and its compiled code."""
+
+    program: ShardedProgram
+    weights: Mapping[str, torch.Tensor]
+    rank_files: tuple[Listed, ...]
+    planning: Planning | None
+    compiled: CompiledCode | None
+
+
+def load_all(path: str | Path) -> Contents:
+    """Reads everything in a program's file. Raises FileError as ``load``."""
+    with open_archive(path) as container:
+        program = _read_program(container)
+        weights = read_weights(container) if container.has(WEIGHTS) else {}
+        if extra := set(weights) - set(weights_needed(program)):
+            raise FileError(
+                f"the file holds a weight {min(extra)!r}, which its program does not read", where=str(path), remedy=NOT_A_PROGRAM
+            )
+        return Contents(program, weights, container.rank_files, read_planning(container, program), read_compiled(container, program))
+
+
 def load(path: str | Path) -> ShardedProgram:
     """Reads a program without its weights; needs neither a process group nor the model's source.
+
+    Compiled code needs no graphs: of a program that has some, and no dynamic sizes, they are read when they are asked for.
 
     Raises FileError, with a reason, if the file is damaged, truncated, foreign, of another version, or contains anything that a program
     does not. The file is data: nothing in it is unpickled or executed.
     """
     with open_archive(path) as container:
-        where = f"{path}: {{}}".format
-        plan = ShardingPlan.from_json(container.read(PLAN), where("plan"))
-        description = read_description(container.read(PROGRAM), where("program"))
-        container.check_entries(description.graphs)
-        axes = description.mesh.axis_names
-        sizes = description.sizes
-        graphs = {name: read_graph(container.read(graph_entry(name)), where(name), axes, sizes) for name in description.graphs}
-    return description.program(plan, graphs)
+        return _read_program(container)
 
 
-def load_compiled(path: str | Path, program: ShardedProgram) -> CompiledCode | None:
-    """The compiled code of the ``program`` in a file; None if it has none. Does not run it. Raises FileError as ``load``."""
-    with open_archive(path) as container:
-        return read_compiled(container, program)
+def _read_program(container: Container) -> ShardedProgram:
+    where = f"{container.path}: {{}}".format
+    plan = ShardingPlan.from_json(container.read(PLAN), where("plan"))
+    description = read_description(container.read(PROGRAM), where("program"))
+    container.check_entries(description.graphs)
+    mesh, sizes = description.mesh, description.sizes
+    container.check_rank_files(mesh.size)
+    axes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    texts = {name: container.read(graph_entry(name)) for name in description.graphs}
 
+    def read() -> dict[str, fx.GraphModule]:
+        return {name: read_graph(text, where(name), axes, sizes) for name, text in texts.items()}
 
-def load_planning(path: str | Path, program: ShardedProgram) -> Planning | None:
-    """What the ``program`` in a file was planned from; None if the file does not hold it. Raises FileError as ``load``."""
-    with open_archive(path) as container:
-        return read_planning(container, program)
+    said = program_hash(container)
+    return description.program(plan, read()) if said is None or sizes.sizes else description.later(plan, read, said)
 
 
 def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
@@ -89,18 +115,6 @@ def load_weights(path: str | Path) -> dict[str, torch.Tensor]:
         if not container.has(WEIGHTS):
             raise FileError("the program holds no weights", where=str(path), remedy="pass them when it is bound, or export with weights")
         return read_weights(container)
-
-
-def has_weights(path: str | Path) -> bool:
-    """Whether the program's file carries weights. Raises FileError as ``load``."""
-    with open_archive(path) as container:
-        return bool(container.has(WEIGHTS))
-
-
-def rank_files(path: str | Path) -> tuple[Listed, ...]:
-    """Size and hash of the weights of each rank, if they are in files of their own beside the program. Raises FileError as ``load``."""
-    with open_archive(path) as container:
-        return container.rank_files
 
 
 def load_rank(path: str | Path, rank: int) -> dict[str, torch.Tensor]:

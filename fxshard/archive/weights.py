@@ -127,6 +127,9 @@ def write_rank_files(path: str | Path, shards: Iterable[Mapping[str, torch.Tenso
 
 def read_rank_file(container: Container, rank: int) -> dict[str, torch.Tensor]:
     """The weights of one rank by name, memory-mapped; raises FileError if its file is missing, damaged or another program's."""
+    if not 0 <= rank < len(container.rank_files):
+        what = f"the program has weights of {len(container.rank_files)} ranks in files of their own, and none of rank {rank}"
+        raise FileError(what, where=container.path, remedy="name a rank of its mesh, or export with weights='per-rank'")
     listed, file = container.rank_files[rank], rank_file(container.path, rank)
     try:
         found = Listed.of_file(file)
@@ -150,16 +153,32 @@ def _mapped(path: str, start: int, size: int) -> dict[str, torch.Tensor]:
         header = parse_json(file.read(length), where).entries()
     storage = torch.UntypedStorage.from_file(path, shared=False, nbytes=start + size)
     data = torch.tensor([], dtype=torch.uint8).set_(storage)[start + 8 + length :]
-    return {name: _tensor(field, data) for name, field in header.items() if name != "__metadata__"}
+    fields = {name: field for name, field in header.items() if name != "__metadata__"}
+    rows = {name: field.record(_TENSOR) for name, field in fields.items()}
+    _check_places([row["data_offsets"] for row in rows.values()], len(data), where)
+    return {name: _tensor(fields[name], row, data) for name, row in rows.items()}
 
 
-def _tensor(field: Field, data: torch.Tensor) -> torch.Tensor:
-    readers: Readers = {
-        "dtype": Field.text,
-        "shape": lambda f: f.tuple_of(Field.whole),
-        "data_offsets": lambda f: f.tuple_of(Field.whole, 2),
-    }
-    name, shape, (begin, end) = field.record(readers).values()
+_TENSOR: Readers = {
+    "dtype": Field.text,
+    "shape": lambda f: f.tuple_of(Field.whole),
+    "data_offsets": lambda f: f.tuple_of(Field.whole, 2),
+}
+
+
+def _check_places(offsets: Iterable[tuple[int, int]], size: int, where: str) -> None:
+    """Raises FileError unless the tensors' (first byte, byte after the last) fill ``size`` bytes without gaps and overlaps."""
+    place = 0
+    for begin, end in sorted(offsets):
+        if begin != place:
+            raise FileError(f"the weights overlap, or nothing is said of their byte {place}", where=where, remedy=REMAKE)
+        place = end
+    if place != size:
+        raise FileError("the weights do not end where the last tensor does", where=where, remedy=REMAKE)
+
+
+def _tensor(field: Field, row: Mapping[str, Any], data: torch.Tensor) -> torch.Tensor:
+    name, shape, (begin, end) = row.values()
     dtype = DTYPES.get(name)
     if dtype is None or end - begin != math.prod(shape) * dtype.itemsize or not 0 <= begin <= end <= len(data):
         raise field.fail("the tensor's shape, dtype and place do not fit together")

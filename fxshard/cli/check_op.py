@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fxshard.cli.console.commands import add_command
 from fxshard.cli.console.exit_codes import ended
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, count_text
+from fxshard.progress import progress, watched
 
 SHOWN = 3
 SAMPLES_HELP = "a Python file and a function in it that returns a list of argument tuples (or of pairs of a tuple and a dict)"
@@ -42,10 +42,12 @@ def _judge_op(options: argparse.Namespace, note: Callable[[str], None]) -> int:
     samples = _samples(options)
     name = oracle.qualified(options.op)
     if not has_rule(name) and sharding_function(name) is None:
-        rule = oracle.find_rule(name, _of_one_kind(options, name, samples, note), options.budget)
-        print(_as_json(rule) if options.json else oracle.report_rule(rule))
+        kept = _of_one_kind(options, samples, note)
+        with progress(f"looking for a rule of {name}, from {len(kept)} of {count_text(len(samples), 'sample')}"):
+            rule = oracle.find_rule(name, kept, options.budget)
+        print(_as_json(rule) if options.json else oracle.report_rule(rule) + _left_out(samples, kept))
         return 0
-    verdict = oracle.check_op(name, _noted(_watched(samples, f"checking {name}"), note), options.budget)
+    verdict = oracle.check_op(name, _noted(watched(samples, f"checking {name}"), note), options.budget)
     print(_as_json(verdict) if options.json else oracle.report(verdict))
     return 1 if verdict.wrong else 0
 
@@ -56,17 +58,22 @@ def _as_json(found: Any) -> str:
     return json.dumps(plain(found), indent=1)
 
 
-def _of_one_kind(options: argparse.Namespace, name: str, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
+def _of_one_kind(options: argparse.Namespace, samples: list[Any], note: Callable[[str], None]) -> list[Any]:
     """The samples from which to find a rule: all of the user's, or of torch's own those of the largest kind (equal numbers of dims)."""
     from fxshard.strategies import oracle
 
     kept = samples if options.sample else oracle.largest_kind(samples)
     shown = ", ".join(f"({s})" for s in kept[:SHOWN]) + (" and others" if len(kept) > SHOWN else "")
     note(f"while looking for a rule, on shards of {shown}")
-    others = len(samples) - len(kept)
-    left = f", like ({kept[0]}); {others} with other numbers of dims are left out" if others else ""
-    print(f"looking for a rule of {name}, from {len(kept)} samples{left} ...", file=sys.stderr, flush=True)
     return kept
+
+
+def _left_out(samples: list[Any], kept: list[Any]) -> str:
+    """What the report adds if a rule was looked for on some of the samples only."""
+    others = len(samples) - len(kept)
+    if not others:
+        return ""
+    return f"\n\nlooked for on {count_text(len(kept), 'sample')} like ({kept[0]}); {others} with other numbers of dims are left out"
 
 
 def _noted(samples: Iterable[Any], note: Callable[[str], None]) -> Iterator[Any]:
@@ -87,14 +94,4 @@ def _samples(options: argparse.Namespace) -> list[Any]:
     oracle.operator(op)
     if options.sample:
         return oracle.given_samples(op, given, options.sample)
-    return oracle.samples_of(op, options.samples, options.seed, _watched)
-
-
-def _watched(entries: Sequence[Any], what: str) -> Iterable[Any]:
-    """``entries``, with a progress bar on stderr while they are iterated; without a terminal, prints one line instead."""
-    from tqdm import tqdm
-
-    if sys.stderr.isatty():
-        return tqdm(entries, desc=what, leave=False)
-    print(f"{what} ({len(entries)}) ...", file=sys.stderr, flush=True)
-    return entries
+    return oracle.samples_of(op, options.samples, options.seed, watched)

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.console.progress import progress
 from fxshard.errors import FxshardError, OptionError, closest
+from fxshard.progress import progress
 
 if TYPE_CHECKING:
     from fxshard.graph.planning_graph import PlanningGraph

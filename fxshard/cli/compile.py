@@ -38,7 +38,7 @@ def _compile(options: argparse.Namespace, mesh: Mesh, plan_options: Mapping[str,
     from fxshard import api
     from fxshard._torch_compat.inductor.without_gpu import check_target
     from fxshard.cli.arguments.factory import load_model
-    from fxshard.cli.console.progress import progress
+    from fxshard.progress import progress
     from fxshard.runtime.target.compile_for import compile_for
 
     check_target(options.target)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.console.progress import progress
 from fxshard.errors import OptionError
+from fxshard.progress import progress
 
 if TYPE_CHECKING:
     from fxshard.plans.explanation import Explanation

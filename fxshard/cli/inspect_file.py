@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.console.commands import add_command
-from fxshard.cli.console.progress import progress
 from fxshard.cli.html_report import add_html, check_html, write_file_report
-from fxshard.errors import FileError, OptionError
-from fxshard.files import atomic_file, read_bytes, read_start
+from fxshard.errors import FileError, OptionError, printable
+from fxshard.files import Field, atomic_file, read_bytes, read_start
+from fxshard.progress import progress
 from fxshard.views.plan_view import Fields, PlanView
 from fxshard.views.stored import DAMAGE, read_view
 
@@ -37,38 +39,30 @@ class Stored:
 
     @cached_property
     def view(self) -> PlanView:
-        """What the file's plan says. Contradictions are left to the strict reader, which says where they are."""
-        try:
-            return read_view(self._plan_text, self.path)
-        except DAMAGE:
-            from fxshard.plans.plan_text import view_of
+        """What the file's plan says, by itself if fxshard wrote it; else the strict reader, which loads torch, reads it first."""
+        view = read_view(self._archived.plan if self.is_program else read_bytes(self.path), self.path)
+        if view is not None:
+            return view
+        from fxshard.plans.plan_text import view_of
 
-            return view_of(self.plan)
+        return view_of(self.plan)
 
     @cached_property
-    def _plan_text(self) -> bytes:
-        if not self.is_program:
-            return read_bytes(self.path)
-        from fxshard.archive.container import PLAN, open_archive
-
-        with open_archive(self.path) as archive:
-            return archive.read(PLAN)
+    def _archived(self) -> Archived:
+        return _archived(self.path)
 
     @cached_property
     def program(self) -> Fields | None:
         """What a program's file says besides its plan; None for a plan."""
         if not self.is_program:
             return None
-        from fxshard.archive.container import PROGRAM, open_archive
-        from fxshard.files import parse_json
-
-        with open_archive(self.path) as archive:
-            said = parse_json(archive.read(PROGRAM), f"{self.path}: program").value
-        if not isinstance(said, dict) or said.get("sizes"):  # their expressions need sympy
+        said, beside = self._archived.program, self._archived.compiled
+        if said.get("sizes") or said["mesh"] != self.view.fields["mesh"]:  # the former need sympy, the latter is wrong
             from fxshard.program.fields import program_fields
 
-            return program_fields(self.loaded)
-        return {"size_classes": len(said["classes"]), "by_rank": bool(said.get("by_rank")), "sizes": [], "guards": [], **_lists(said)}
+            return {**program_fields(self.loaded), **beside}
+        common = {"size_classes": len(said["classes"]), "by_rank": bool(said.get("by_rank")), "sizes": [], "guards": []}
+        return {**common, **_lists(said), **beside}
 
     @cached_property
     def loaded(self) -> Any:
@@ -89,8 +83,42 @@ class Stored:
         return ShardingPlan.load(self.path)
 
 
+@dataclass(frozen=True)
+class Archived:
+    """What a program's archive says: its plan's text, its description, and its compiled code."""
+
+    plan: bytes
+    program: Fields
+    compiled: dict[str, Any]
+
+
+def _archived(path: str) -> Archived:
+    """Raises FileError unless the archive holds exactly the entries of its program, as ``fxshard.load`` does."""
+    from fxshard.archive.container import PLAN, PROGRAM, open_archive
+    from fxshard.files import parse_json
+
+    with open_archive(path) as archive:
+        said = parse_json(archive.read(PROGRAM), f"{path}: program")
+        graphs = said.get("classes", lambda f: f.tuple_of(lambda one: one.get("graph", Field.text)))
+        archive.check_entries(graphs)
+        axes = said.get("mesh", lambda f: f.get("axes", lambda rows: rows.tuple_of(lambda row: row.items(2)[1].whole(1))))
+        archive.check_rank_files(math.prod(axes))
+        return Archived(archive.read(PLAN), said.value, _compiled(archive, graphs))
+
+
 def _lists(said: Fields) -> dict[str, Any]:
     return {name: said[name] for name in ("inputs", "outputs", "collectives")}
+
+
+def _compiled(archive: Any, graphs: Sequence[str]) -> dict[str, Any]:
+    """The number of compiled models in a program's archive, and their devices; empty if it has none."""
+    from fxshard.archive.container import COMPILED, compiled_entry
+    from fxshard.files import parse_json
+
+    entries = [compiled_entry(name, COMPILED[-1]) for name in graphs]
+    found = [parse_json(archive.read(entry), f"{archive.path}: {entry}").entries() for entry in entries if archive.has(entry)]
+    devices = sorted({said["AOTI_DEVICE_KEY"].text() if "AOTI_DEVICE_KEY" in said else "cpu" for said in found})
+    return {"compiled": {"models": len(found), "devices": devices}} if found else {}
 
 
 def stored(path: str) -> Stored:
@@ -118,6 +146,8 @@ def add_inspect(commands: Any) -> None:
     inspect.add_argument("--timeline", nargs="?", const="", metavar="TRACE.json", help=timeline_help)
     graph_help = "print the modules and the values between them as DOT (Graphviz), or write DOT or a drawing to a file"
     inspect.add_argument("--graph", nargs="?", const="", metavar="FILE.svg|FILE.dot", help=graph_help)
+    explorer = "of a program: write node data for Google's Model Explorer, OUT.time.json, OUT.layout.json and OUT.memory.json"
+    inspect.add_argument("--model-explorer", metavar="OUT.json", help=explorer)
     add_html(inspect)
     inspect.add_argument("--json", action="store_true", help="print everything, or only what the other options ask for, as JSON")
     inspect.set_defaults(command=inspect_file)
@@ -138,7 +168,7 @@ def inspect_file(options: argparse.Namespace) -> None:
     except DAMAGE:
         file.loaded  # noqa: B018  (says what is wrong with the file, and where)
         raise
-    print(text)
+    print(printable(text))
 
 
 def _find_file(options: argparse.Namespace) -> None:
@@ -177,6 +207,8 @@ def _asked(file: Stored, options: argparse.Namespace) -> list[Part]:
         parts.append(_timeline(file, options.timeline))
     if options.graph is not None:
         parts.append(_graph(view, options.graph))
+    if options.model_explorer:
+        parts.append(_model_explorer(file, options.model_explorer))
     if options.html:
         parts.append(_html(file, options.html))
     return parts
@@ -227,8 +259,15 @@ def _collectives(file: Stored, globs: Sequence[str]) -> Part:
 
     program = file.program
     if program is not None and not globs:
-        return Part("collectives", lambda: issued_table(file.view, program), lambda: program["collectives"])
-    return Part("collectives", lambda: collectives_table(file.view, globs), lambda: plain_collectives(file.view, globs))
+        return Part("collectives", lambda: issued_table(file.view, program, _width()), lambda: program["collectives"])
+    return Part("collectives", lambda: collectives_table(file.view, globs, _width()), lambda: plain_collectives(file.view, globs))
+
+
+def _width() -> int:
+    """Characters of a line: where a program or a file reads us, nothing is cut."""
+    from fxshard.views.tables import WIDE
+
+    return WIDE if sys.stdout.isatty() else sys.maxsize
 
 
 def _why(file: Stored, number: int) -> Part:
@@ -295,7 +334,7 @@ def _timeline(file: Stored, output: str) -> Part:
 
     if not output:
         return Part("timeline", lambda: timeline_table(made()), plain)
-    return Part("timeline", lambda: _written(output, json.dumps(plain()), "open it at ui.perfetto.dev or chrome://tracing"), plain)
+    return _file_part("timeline", output, lambda: json.dumps(plain()), "open it at ui.perfetto.dev or chrome://tracing")
 
 
 def _graph(view: PlanView, output: str) -> Part:
@@ -304,9 +343,21 @@ def _graph(view: PlanView, output: str) -> Part:
     graph = module_graph(view)
     if output and not output.endswith(DRAWINGS):
         raise OptionError(f"cannot tell from {output!r} what to write", where="--graph", remedy=f"end its name in {' or '.join(DRAWINGS)}")
-    text = svg(graph) if output.endswith(".svg") else dot(graph)
+    if output:
+        return _file_part("graph", output, lambda: svg(graph) if output.endswith(".svg") else dot(graph), "")
     plain = {"modules": graph.lines, "edges": [[*edge, said] for edge, said in graph.edges.items()]}
-    return Part("graph", lambda: _written(output, text, "") if output else text, lambda: plain)
+    return Part("graph", lambda: dot(graph), lambda: plain)
+
+
+def _model_explorer(file: Stored, path: str) -> Part:
+    from fxshard.cli.model_explorer import check_model_explorer, model_explorer_data, write_model_explorer
+
+    check_model_explorer(path, is_program=file.is_program)
+
+    def written() -> list[str]:
+        return write_model_explorer(model_explorer_data(file.loaded), path)
+
+    return Part("model_explorer", lambda: f"wrote {', '.join(written())}; give one to Model Explorer with the program's file", written)
 
 
 def _html(file: Stored, path: str) -> Part:
@@ -315,6 +366,16 @@ def _html(file: Stored, path: str) -> Part:
         return path
 
     return Part("html", lambda: f"wrote {written()}", written)
+
+
+def _file_part(name: str, path: str, content: Callable[[], str], remark: str) -> Part:
+    """A part that is written to ``path``, as text and as JSON; the JSON says the path."""
+
+    def plain() -> str:
+        _written(path, content(), remark)
+        return path
+
+    return Part(name, lambda: _written(path, content(), remark), plain)
 
 
 def _written(path: str, text: str, remark: str) -> str:

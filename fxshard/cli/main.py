@@ -11,22 +11,26 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from fxshard.cli.arguments.words import parse_precision, parse_words
+from fxshard import __version__
+from fxshard.cli.arguments.optimizer_text import parse_optimizer
+from fxshard.cli.arguments.words import WORDS, parse_precision, parse_words
+from fxshard.cli.calibrate import add_calibrate
 from fxshard.cli.check_op import add_check_op
 from fxshard.cli.compare import DEFAULT, PLANS, compare_plans, read_plans
 from fxshard.cli.compile import add_compile
 from fxshard.cli.completion import add_completion
 from fxshard.cli.console.commands import CommandParser, add_command
 from fxshard.cli.console.exit_codes import ended
-from fxshard.cli.console.progress import progress
 from fxshard.cli.html_report import add_html, check_html, write_plan_report
 from fxshard.cli.inspect_file import add_inspect
 from fxshard.cli.pipeline import add_pipeline, check_no_pipeline, pipeline_text
 from fxshard.cli.run import add_run, add_weights
 from fxshard.errors import OptionError
 from fxshard.mesh.hardware import HARDWARE
+from fxshard.progress import progress
 
 if TYPE_CHECKING:
     from fxshard.mesh.mesh import Mesh
@@ -49,13 +53,19 @@ CONSTRAINT_OPTIONS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0 (check-op: 1 for a wrong rule), 2 after a FxshardError, 1 after another error. Prints errors on stderr."""
     options = _parser().parse_args(arguments)
-    return ended(lambda: options.command(options))
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int | None:
+    with progress(f"fxshard {options.command_name}"):
+        return options.command(options)
 
 
 def _parser() -> argparse.ArgumentParser:
     about = "Plans how a PyTorch model is sharded over a device mesh, and shows why."
     parser = CommandParser("fxshard", description=about, epilog="example:  fxshard plan model.py:training --mesh dp=2,tp=4")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"fxshard {__version__}, torch {version('torch')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command_name")
 
     example = "fxshard plan model.py:training --mesh dp=2,tp=4 --hardware h100 -o plan.json"
     plan = add_command(commands, "plan", "decide how a model is sharded, and print what was decided", example, json="the plan")
@@ -74,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     at_help = "say what the plan, and the best plan, cost at other sizes of its dynamic dims (batch=4,seq=8192); may be repeated"
     plan.add_argument("--at", action="append", default=[], metavar="NAME=SIZE", help=at_help)
     add_html(plan, alternatives=True)
-    regret_help = "say what the plan loses if each price is wrong by up to this part (default: 0.3), with 50 draws, each solved again"
+    regret_help = "say what the plan loses if prices are wrong by up to this part (default: 0.3; stated: the preset's), with 50 draws"
     plan.add_argument("--regret", type=_part, nargs="?", const=0.3, metavar="ERROR", help=regret_help)
     add_pipeline(plan)
     plan.set_defaults(command=_plan)
@@ -98,8 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("after", metavar="B.json", help="another")
     diff.set_defaults(command=_diff)
 
-    about = "write a sharded program for inference, one file for all ranks"
-    example = "fxshard export model.py:serving --mesh tp=4 -o model.pt2"
+    about = "write a sharded program for inference or training, one file for all ranks"
+    step = "fxshard export model.py:training --mesh dp=4 --train --optimizer adamw:lr=1e-3 -o step.pt2"
+    example = f"fxshard export model.py:serving --mesh tp=4 -o model.pt2\n  {step}"
     export = add_command(commands, "export", about, example, json="the program")
     _add_model(export)
     export.add_argument("--plan", metavar="PLAN.json", help="use this plan (default: make one)")
@@ -122,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     solve.set_defaults(command=_solve)
 
     add_check_op(commands)
-    _add_calibrate(commands)
+    add_calibrate(commands)
 
     demo_help = "train a small Llama on two ranks of this machine and compare with one device"
     about = (
@@ -135,29 +146,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_calibrate(commands: Any) -> None:
-    about = (
-        "Measures products, copies and collectives, fits a hardware description to half of the measurements, and says how far its "
-        "predictions are from the other half. Under torchrun the running ranks measure; otherwise this command starts a process for each "
-        "rank of the mesh."
-    )
-    help, example = "measure this machine or cluster, and write a hardware file", "fxshard calibrate --mesh dp=2,tp=2 -o cluster.json"
-    calibrate = add_command(commands, "calibrate", help, example, about, json="the hardware")
-    mesh_help = "axes whose collectives are measured, for example dp=2,tp=2 (default: one device, no collectives; under torchrun, one axis)"
-    calibrate.add_argument("--mesh", metavar="AXES", help=mesh_help)
-    calibrate.add_argument("-o", "--output", metavar="HARDWARE.json", help="write the hardware here, for --hardware and fxshard.Mesh")
-    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda where there is one)")
-    calibrate.add_argument("--quick", action="store_true", help="fewer sizes and rounds: seconds, and larger errors")
-    calibrate.set_defaults(command=_calibrate)
-
-
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="FILE.py:FACTORY", help=FACTORY_HELP)
     parser.add_argument("--mesh", required=True, metavar="AXES", help="axes and their sizes, for example dp=2,tp=4")
     hardware_help = f"{', '.join(HARDWARE)} (default: cpu), or a file that fxshard calibrate wrote"
     parser.add_argument("--hardware", default="cpu", metavar="NAME|FILE", help=hardware_help)
     parser.add_argument("--objective", choices=("time", "communication"), default="time", help="what to minimise (default: time)")
-    words_help = "what each axis is for: ddp, fsdp, tp, cp, ep or auto, for example dp=fsdp,tp=auto (docs/parallel-styles.md)"
+    words_help = f"what each axis is for: {', '.join(WORDS[:-1])} or {WORDS[-1]}, for example dp=fsdp,tp=auto (docs/parallel-styles.md)"
     parser.add_argument("--parallel", metavar="AXIS=WORD", help=words_help)
     parser.add_argument("--memory-limit", metavar="BYTES", help="bytes per device, for example 80GB or 64GiB")
     for option, metavar, said in CONSTRAINT_OPTIONS:
@@ -181,8 +176,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the solver (default: a limit on its work instead)")
 
 
-def _part(text: str) -> float:
-    """An error of prices, above 0 and below 10."""
+def _part(text: str) -> float | str:
+    """An error of prices, above 0 and below 10, or that the preset's own are asked for."""
+    if text == "stated":
+        return text
     with contextlib.suppress(ValueError):
         if 0 < float(text) < 10:
             return float(text)
@@ -248,7 +245,7 @@ def _answers(plan: ShardingPlan, options: argparse.Namespace) -> list[Explanatio
 
 
 def _plan_as_json(
-    plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]], error: float | None
+    plan: ShardingPlan, answers: Sequence[Explanation], elsewhere: Sequence[dict[str, int]], error: float | str | None
 ) -> dict[str, Any]:
     """The plan and the answers to what was asked: ``elsewhere``: for ``--at``; ``error``: for ``--regret``."""
     from fxshard.cli.console.plain import plain
@@ -258,7 +255,7 @@ def _plan_as_json(
     asked["at"] = [plain(plan.at(**there)) for there in elsewhere]
     if error is not None:
         found = plan.regret(error)
-        asked["regret"] = {**plain(found), "median": found.median, "most": found.most, "proven": found.proven}
+        asked["regret"] = {**plain(found), "error": found.error, "median": found.median, "most": found.most, "proven": found.proven}
     return {**to_json(plan), **{name: answer for name, answer in asked.items() if answer}}
 
 
@@ -308,6 +305,7 @@ def _export(options: argparse.Namespace) -> None:
     mesh, plan_options = _mesh(options), _plan_options(options)
     plan = _read_plan(options) if options.plan else None
     sizes = {**_sizes(options), "even": options.even, "replan": options.replan, "aot_inductor": options.aot_inductor}
+    sizes |= {"train": options.train, "optimizer": parse_optimizer(options.optimizer, options.train)}
     model, args, kwargs = _load_model(options.model)
     from fxshard import api, inspect
 
@@ -326,16 +324,6 @@ def _solve(options: argparse.Namespace) -> None:
     with progress("solving"):
         text = solve_file(options.file, options.time_limit, options.output, options.json)
     print(text)
-
-
-def _calibrate(options: argparse.Namespace) -> None:
-    from fxshard.mesh.mesh import parse_mesh
-
-    if options.mesh is not None:
-        parse_mesh(options.mesh)
-    from fxshard.runtime.measure.calibrate import main as run_calibrate
-
-    run_calibrate(options.mesh, options.output, options.device, options.quick, options.json)
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.console.commands import add_command
@@ -14,8 +15,11 @@ from fxshard.errors import FileError, OptionError, closest, count_text
 if TYPE_CHECKING:
     import torch
 
+    Tensors = dict[str, torch.Tensor]
+
     from fxshard.mesh.mesh import Mesh
     from fxshard.runtime.exported import ExportedProgram
+    from fxshard.runtime.measure.profile import StepProfile
 
 COMPILERS = "default: inductor; aot_inductor runs the machine code in the file, if fxshard export --aot-inductor wrote it"
 CHOICES = ("inside", "per-rank", "none")
@@ -33,10 +37,14 @@ def add_run(commands: Any) -> None:
     run.add_argument("program", metavar="PROGRAM.pt2", help="a file that fxshard export wrote")
     run.add_argument("--inputs", required=True, metavar="IN.safetensors", help="the inputs, whole tensors by name")
     run.add_argument("--weights", metavar="W.safetensors", help="whole weights by the model's names, for a program without weights")
+    updated = "write the whole weights here as the step has changed them, the optimizer's state too, for --weights of the next step"
+    run.add_argument("--updated-weights", metavar="W.safetensors", help=updated)
     run.add_argument("-o", "--output", metavar="OUT.safetensors", help="write the outputs here, whole tensors by name")
     run.add_argument("--mesh", metavar="AXES", help="run on this mesh, for example dp=2,tp=4 (default: the program's)")
     run.add_argument("--simulate", action="store_true", help="run all ranks in this process")
     run.add_argument("--compiler", choices=("inductor", "eager", "aot_inductor"), default="inductor", help=COMPILERS)
+    profile = "measure a step of the first rank, and write it beside the predicted one, as a trace for Perfetto (ui.perfetto.dev)"
+    run.add_argument("--profile", metavar="TRACE.json", help=profile)
     run.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     run.set_defaults(command=run_program)
 
@@ -44,6 +52,9 @@ def add_run(commands: Any) -> None:
 def add_weights(export: argparse.ArgumentParser) -> None:
     said = "where the weights go: inside the file, into one safetensors file per rank beside it, or nowhere (default: inside)"
     export.add_argument("--weights", choices=CHOICES, default=CHOICES[0], help=said)
+    export.add_argument("--train", action="store_true", help="write a training program: its weights get gradients")
+    step = "make each call of it a whole step of sgd, adam or adamw, for example adamw:lr=1e-3,betas=(0.9,0.95)"
+    export.add_argument("--optimizer", metavar="NAME[:OPTION=VALUE,...]", help=f"with --train: {step}")
     export.add_argument("--replan", action="store_true", help="keep the planning graph in the file: it then runs on any mesh")
 
     said = "compile the program too, for DEVICE or where the command runs: for fxshard run --compiler aot_inductor, and for C++"
@@ -55,8 +66,11 @@ def run_program(options: argparse.Namespace) -> None:
 
     for path in (options.program, options.inputs, *([options.weights] if options.weights else ())):
         read_start(path, 1)
-    if options.output:
-        check_writable(options.output)
+    for path in _outputs(options):
+        check_writable(path)
+    if options.simulate and options.profile:
+        remedy = "start it with torchrun instead, one process per rank of the mesh"
+        raise OptionError("--simulate runs all ranks in one process, whose times are not a rank's", where="--profile", remedy=remedy)
     if not options.simulate and "WORLD_SIZE" not in os.environ:
         remedy = "start it with torchrun --nproc-per-node N -m fxshard run ..., N ranks as the mesh has, or give --simulate"
         raise OptionError("fxshard run needs the ranks of the program's mesh", remedy=remedy)
@@ -64,22 +78,50 @@ def run_program(options: argparse.Namespace) -> None:
     from fxshard.mesh.mesh import parse_mesh
 
     program = fxshard.load(options.program)
+    if options.profile and options.compiler == "aot_inductor" and program.collectives:
+        what = "AOTInductor's code waits for collectives without an event for the profiler, so their waits cannot be measured"
+        raise OptionError(what, where="--profile", remedy="give --compiler inductor or eager")
     mesh = parse_mesh(options.mesh, program.mesh.hardware) if options.mesh else program.mesh
     args, kwargs = call_of(program, read_tensors(options.inputs), options.inputs)
     weights = read_tensors(options.weights) if options.weights else None
+    if options.updated_weights and not changes(program):
+        remedy = "export with --train --optimizer adamw:lr=1e-3, or leave --updated-weights out"
+        raise OptionError("the program changes none of its weights", where="--updated-weights", remedy=remedy)
     run = simulated if options.simulate else on_ranks
-    named = run(program, mesh, args, kwargs, weights, options)
-    if named is None:
+    found = run(program, mesh, args, kwargs, weights, options)
+    if found is None:
         return
-    if options.output:
-        write_tensors(named, options.output)
+    named, updated, profile = found
+    written = {path: tensors for path, tensors in ((options.output, named), (options.updated_weights, updated)) if path}
+    for path, tensors in written.items():
+        write_tensors(tensors, path)
+    if profile is not None:
+        profile.save(options.profile)
     if options.json:
         print(json.dumps({name: _described(value) for name, value in named.items()}, indent=1))
         return
     for name, value in named.items():
         print(f"{name}: {list(value.shape)} {value.dtype}" + (f", {value.item()}" if value.numel() == 1 else ""))
-    if options.output:
-        print(f"wrote {options.output}")
+    if profile is not None:
+        print(f"\n{profile}\n\nwrote {options.profile}; open it at ui.perfetto.dev or chrome://tracing")
+    for path in written:
+        print(f"wrote {path}")
+
+
+def _outputs(options: argparse.Namespace) -> list[str]:
+    """The files that the command is to write; raises OptionError if two options name one file."""
+    given = {"--output": options.output, "--updated-weights": options.updated_weights, "--profile": options.profile}
+    named: dict[Path, str] = {}
+    for option, path in given.items():
+        if path and (first := named.setdefault(Path(path).resolve(), option)) != option:
+            remedy = "give each a file of its own"
+            raise OptionError(f"{first} and {option} name the same file, {path}", where=option, remedy=remedy)
+    return [path for path in given.values() if path]
+
+
+def changes(program: ExportedProgram) -> bool:
+    """Whether a call changes parameters or buffers."""
+    return any(end.kind == "mutation" for end in program.outputs)
 
 
 def _described(value: torch.Tensor) -> dict[str, Any]:
@@ -89,22 +131,29 @@ def _described(value: torch.Tensor) -> dict[str, Any]:
 
 def simulated(
     program: ExportedProgram, mesh: Mesh, args: Any, kwargs: Any, weights: Any, options: argparse.Namespace
-) -> dict[str, torch.Tensor]:
+) -> tuple[Tensors, Tensors, None]:
+    """(outputs, updated weights if they are to be written, no profile)."""
     import fxshard
+    from fxshard.archive.weights import select_weights
 
     if (mesh.shape, mesh.axis_names) != (program.mesh.shape, program.mesh.axis_names):
         program = program.replan(mesh)
-    return named_outputs(fxshard.simulate(program, args, kwargs=kwargs, weights=weights).outputs)
+    result = fxshard.simulate(program, args, kwargs=kwargs, weights=weights)
+    held = select_weights(program, weights or program.whole_weights) | result.mutations if options.updated_weights else {}
+    return named_outputs(result.outputs), held, None
 
 
 def on_ranks(
     program: ExportedProgram, mesh: Mesh, args: Any, kwargs: Any, weights: Any, options: argparse.Namespace
-) -> dict[str, torch.Tensor] | None:
-    """The outputs on the first rank, None on the others."""
+) -> tuple[Tensors, Tensors, StepProfile | None] | None:
+    """(outputs, updated weights if they are to be written, the profile of one more step if asked for) on the first rank, else None."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
+
+    from fxshard.runtime.measure.profile import profile_step
+    from fxshard.runtime.simulate.values import sizes_of_call
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     started = int(os.environ["WORLD_SIZE"])
@@ -116,10 +165,20 @@ def on_ranks(
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:
         device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
-        bound = program.for_mesh(device_mesh, hardware=mesh.hardware).bind(device_mesh, weights, compiler=options.compiler)
-        named = named_outputs(bound(*args, **kwargs))
-        whole = {name: (v.full_tensor() if isinstance(v, DTensor) else v).detach().cpu() for name, v in named.items()}
-        return whole if dist.get_rank() == 0 else None
+        placed = program.for_mesh(device_mesh, hardware=mesh.hardware)
+        bound = placed.bind(device_mesh, weights, compiler=options.compiler)
+        named, first = named_outputs(bound(*args, **kwargs)), dist.get_rank() == 0
+
+        def whole(tensors: Tensors) -> Tensors:
+            """On the first rank; a weight is put together on all of them, one after another."""
+            found = ((name, v.full_tensor() if isinstance(v, DTensor) else v) for name, v in tensors.items())
+            return {name: value.detach().to("cpu", copy=True) for name, value in found if first}
+
+        outputs, updated = whole(named), whole(bound.state_dict() if options.updated_weights else {})
+        if not options.profile:
+            return (outputs, updated, None) if first else None
+        profile = profile_step(lambda: bound(*args, **kwargs), placed, sizes=sizes_of_call(placed, args, kwargs))
+        return (outputs, updated, profile) if first else None
     finally:
         dist.destroy_process_group()
 

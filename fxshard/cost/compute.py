@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from fxshard.cost.kernels import KERNEL, LINEAR, OUTER, product_dtype, slowdown
+from fxshard.cost.mask_density import scores_seen
 from fxshard.errors import OptionError
 from fxshard.graph.call import Call, Operand
 from fxshard.graph.planning_graph import UNKNOWN, VIEWS
 from fxshard.layout.layouts import ceil_shape
+from fxshard.mesh.architectures import Architecture
 from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import EXPERT_IMBALANCE, OpSpec
@@ -36,6 +39,8 @@ FUSED_READS = {
 """Arguments whose reads are not charged: a fused kernel reads them once for several operators, or hardly reads them."""
 UNFUSED_FLAG = {"fxshard.row_norm_weight.default": 5}
 """Position of the argument that is True if no other operator reads these arguments: their reads are then charged."""
+MASK = (9, 13)
+"""The argument that is the mask's text: of ``fxshard.flex_attention``, and of its backward."""
 NORM_SUMS = {
     "fxshard.channel_sum.default",
     "fxshard.channel_spread.default",
@@ -47,12 +52,34 @@ NORM_SUMS = {
 """The sums of a decomposed norm, charged nothing: the operator that applies them is charged as the whole norm."""
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one operator does on one rank, whatever it costs: ``flops``, those charged for a slower kernel included, in ``dtype``;
+    ``moved``: bytes read and written; ``starts``: microseconds to start its kernel. ``product``: a matrix product."""
+
+    flops: float
+    moved: float
+    dtype: torch.dtype
+    product: bool
+    starts: float
+
+    def time(self, hardware: Hardware) -> float:
+        """Microseconds."""
+        return self.starts + max(_arithmetic(hardware, self.dtype, self.flops, self.product), traffic_time(hardware, self.moved))
+
+
 def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     """Microseconds of one operator on one rank; 0 for free operators, the sums of norms, and unknown shapes."""
+    work = work_of(call, spec, mesh.shape, mesh.hardware.reached)
+    return 0.0 if work is None else work.time(mesh.hardware)
+
+
+def work_of(call: Call, spec: OpSpec, mesh: Shape, reached: Architecture | None) -> Work | None:
+    """The work of one operator on one rank of a mesh of this shape; None for free operators, the sums of norms, and unknown shapes."""
     if call.op in VIEWS or call.op in NORM_SUMS or any(m is not None and UNKNOWN in m.shape for m in (*call.operands, *call.outputs)):
-        return 0.0
-    inputs = [ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.operands, spec.inputs, strict=True)]
-    outputs = [() if m is None else ceil_shape(m.shape, layout, mesh.shape) for m, layout in zip(call.outputs, spec.outputs, strict=True)]
+        return None
+    inputs = [ceil_shape(m.shape, layout, mesh) for m, layout in zip(call.operands, spec.inputs, strict=True)]
+    outputs = [() if m is None else ceil_shape(m.shape, layout, mesh) for m, layout in zip(call.outputs, spec.outputs, strict=True)]
     tensors = list(zip((*call.operands, *call.outputs), (*inputs, *outputs), strict=True))
     alone = call.op in UNFUSED_FLAG and call.arg(UNFUSED_FLAG[call.op]) is True
     fused = () if alone else FUSED_READS.get(call.op, ())
@@ -61,12 +88,11 @@ def compute_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     passed = [0.0 if m is None else part * math.prod(s) * m.dtype.itemsize for part, (m, s) in zip(share, tensors, strict=True)]
     flops = flops_of(call, inputs, outputs)
     floats = (m.dtype for m, _ in tensors if m is not None and (m.dtype.is_floating_point or m.dtype.is_complex))
-    dtype = product_dtype(call.op, next(floats, torch.int32))
-    if mesh.hardware.reached is not None:
-        flops *= slowdown(call, inputs, outputs, dtype, mesh.hardware.reached)
+    dtype = product_dtype(call, next(floats, torch.int32), reached)
+    if reached is not None:
+        flops *= slowdown(call, inputs, outputs, dtype, reached)
     writes = any(part for part, m in zip(share[len(inputs) :], call.outputs, strict=True) if m is not None)
-    starts = KERNEL if mesh.hardware.reached is not None and writes else 0.0
-    return starts + max(_arithmetic(mesh.hardware, dtype, flops, call.op in _FLOPS), traffic_time(mesh.hardware, sum(passed)))
+    return Work(flops, sum(passed), dtype, call.op in _FLOPS, KERNEL if reached is not None and writes else 0.0)
 
 
 def flops_of(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
@@ -150,12 +176,16 @@ def _block_attention(matmuls: int, query: int) -> Flops:
 
 
 def _flex_attention(products: int, query: int) -> Flops:
-    """The same with functions for mask and scores, whose effect on the scores that are computed is not known: all of them count."""
+    """The same with functions for mask and scores: of the scores, those that the mask's text lets the operator skip do not count."""
 
     def flops(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
         first = query + (1 if query and call.meta(1) is not None else 0)
         q, keys, value = inputs[first], inputs[first + 1], inputs[first + 2]
-        return products * math.prod(q[:-1]) * keys[-2] * (q[-1] + value[-1])
+        whole, mask = call.operands[first].shape, call.arg(MASK[query])
+        known = all(isinstance(size, int) for size in (*whole, keys[-2], q[-2]))
+        batch, heads, queries, _ = whole
+        seen = scores_seen(mask, batch, heads, queries, keys[-2], q[-2]) if known else q[-2] * keys[-2]
+        return products * math.prod(q[:-2]) * seen * (q[-1] + value[-1])
 
     return flops
 

@@ -23,7 +23,7 @@ from fxshard.errors import RunError
 from fxshard.graph.call import Call
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.mesh.hardware import Curve, Efficiency, Hardware, Link
-from fxshard.mesh.mesh import Mesh
+from fxshard.mesh.mesh import Mesh, Span
 
 COPY = "aten.clone.default"
 MIN_TIME = 1e-3
@@ -46,13 +46,28 @@ class OpTime:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """Measured microseconds of one collective in which each rank sends ``sent`` bytes (of the ring algorithm)."""
+    """Measured microseconds of one collective in which each rank sends ``sent`` bytes (of the ring algorithm): on an axis of the mesh that
+    was measured, or on a ``group`` of (size, stride) ranks from elsewhere, which has no mesh."""
 
     kind: str
     axis: int
     sent: int
     time: float
     fitted: bool
+    group: tuple[int, int] | None = None
+
+    def place(self, mesh: Mesh, hardware: Hardware) -> tuple[Mesh, int]:
+        """(a mesh on ``hardware``, its axis) with such groups; ``mesh``: that of ``axis``."""
+        if self.group is None:
+            return Mesh(_axes(mesh), hardware), self.axis
+        size, stride = self.group
+        return Mesh({"group": size, "between": stride}, hardware), 0
+
+    def name(self, mesh: Mesh) -> str:
+        if self.group is None:
+            return f"{self.kind} on {mesh.axis_names[self.axis]}"
+        size, stride = self.group
+        return f"{self.kind} on {size} ranks" + (f", {stride} apart" if stride > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -92,18 +107,20 @@ def fit_device(base: Hardware, ops: Sequence[OpTime], launch: float) -> Hardware
     return replace(base, flops=best, memory_bandwidth=size / time * 1e6, launch=launch, measured=measured)
 
 
-def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
+def fit_links(mesh: Mesh, times: Sequence[CollectiveTime], keep: bool = False) -> Hardware:
     """The hardware of ``mesh`` with links and curves fitted to the collectives in ``times``.
 
+    A link that no collective crosses stays that of ``mesh`` with ``keep``. Without it, ``between`` is then None, and ``inside`` equals
+    ``between``: the links of a preset say nothing of the machine that was measured.
     Ignores collectives whose times do not grow with the bytes (``noisy_collectives``): the links fitted to the others price them.
     Raises RunError if there are no others.
     """
-    curves = {key: isotonic(found) for key, found in _points(mesh, times).items() if _rises(found)}
+    curves = {key: isotonic(found) for key, found in _points(mesh, times).items() if key[0] in COLLECTIVES and _rises(found)}
     hidden = set(noisy_collectives(mesh, times))
-    fitted = [one for one in times if one.fitted and _name(mesh, one.kind, one.axis) not in hidden]
+    fitted = [one for one in times if one.fitted and one.name(mesh) not in hidden]
     if not fitted:
         raise RunError("no collective takes longer with more bytes", remedy="measure again on a less busy machine")
-    inside, between = _links(mesh, fitted)
+    inside, between = _links(mesh, fitted, keep)
     plain = replace(mesh.hardware, inside=inside, between=between)
     kinds = {kind: [one for one in fitted if one.kind == kind] for kind in COLLECTIVES}
     efficiency = {kind: _efficiency(mesh, plain, of_kind) for kind, of_kind in kinds.items() if of_kind}
@@ -113,20 +130,20 @@ def fit_links(mesh: Mesh, times: Sequence[CollectiveTime]) -> Hardware:
 def noisy_collectives(mesh: Mesh, times: Sequence[CollectiveTime]) -> list[str]:
     """Names (kind and axis) of the collectives in ``times`` whose times do not grow with the bytes, because of noise."""
     flat = {key for key, found in _points(mesh, times).items() if not _rises(found)}
-    spans = {one.axis: mesh.span(one.axis) for one in times}
-    hidden = {(one.kind, one.axis) for one in times if (one.kind, spans[one.axis].size, spans[one.axis].stride) in flat}
-    return [_name(mesh, kind, axis) for kind, axis in sorted(hidden)]
+    found = ((one, _span(mesh, one)) for one in times)
+    return sorted({one.name(mesh) for one, span in found if (one.kind, span.size, span.stride) in flat})
 
 
-def _name(mesh: Mesh, kind: str, axis: int) -> str:
-    return f"{kind} on {mesh.axis_names[axis]}"
+def _span(mesh: Mesh, one: CollectiveTime) -> Span:
+    place, axis = one.place(mesh, mesh.hardware)
+    return place.span(axis)
 
 
 def _points(mesh: Mesh, times: Iterable[CollectiveTime]) -> dict[tuple[str, int, int], list[tuple[int, float]]]:
     """(bytes, microseconds) of the fitted measurements, by kind, size and stride of the group."""
     points: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
     for one in (one for one in times if one.fitted):
-        span = mesh.span(one.axis)
+        span = _span(mesh, one)
         if span.per_node is not None:
             points.setdefault((one.kind, span.size, span.stride), []).append((one.sent, one.time))
     return points
@@ -151,13 +168,10 @@ def op_errors(hardware: Hardware, ops: Iterable[OpTime]) -> list[PredictionError
 
 def collective_errors(hardware: Hardware, mesh: Mesh, times: Iterable[CollectiveTime]) -> list[PredictionErrors]:
     """Errors on the held-out collectives, by kind and axis."""
-    known = Mesh(_axes(mesh), hardware)
-    found = [one for one in times if not one.fitted]
-    names = (_name(mesh, one.kind, one.axis) for one in found)
-    rows = [
-        (name, float(one.sent), collective_time(one.kind, one.axis, one.sent, known), one.time)
-        for name, one in zip(names, found, strict=True)
-    ]
+    rows = []
+    for one in (one for one in times if not one.fitted):
+        place, axis = one.place(mesh, hardware)
+        rows.append((one.name(mesh), float(one.sent), collective_time(one.kind, axis, one.sent, place), one.time))
     return _errors(rows)
 
 
@@ -207,12 +221,12 @@ def _flops(call: Call) -> float:
     return flops_of(call, [m.shape for m in call.operands], [m.shape for m in call.outputs if m is not None])
 
 
-def _links(mesh: Mesh, times: Sequence[CollectiveTime]) -> tuple[Link, Link | None]:
-    """Fitted (inside, between): between is None if no axis crosses nodes; inside equals between if every axis has each rank on its own
-    node."""
-    spans = {one.axis: mesh.span(one.axis) for one in times}
+def _links(mesh: Mesh, times: Sequence[CollectiveTime], keep: bool) -> tuple[Link, Link | None]:
+    """Fitted (inside, between). ``keep``: what no collective crosses stays; else between is None if no axis crosses nodes, and inside
+    equals between if every axis has each rank on its own node."""
+    spans = [_span(mesh, one) for one in times]
     h = mesh.hardware
-    crossed = [any(s.per_node != 1 for s in spans.values()), any(not s.is_inside for s in spans.values())]
+    crossed = [any(s.per_node != 1 for s in spans), any(not s.is_inside for s in spans)]
     starts = [link or h.inside for link in (h.inside, h.between)]
     free = [i for i in (0, 1) if crossed[i]]
 
@@ -228,6 +242,8 @@ def _links(mesh: Mesh, times: Sequence[CollectiveTime]) -> tuple[Link, Link | No
 
     start = np.log([number for i in free for number in (max(starts[i].latency, MIN_TIME), 1 / starts[i].bandwidth)])
     inside, between = links(_least_squares(residuals, start))
+    if keep:
+        return inside, between if crossed[1] else h.between
     return inside if crossed[0] else between, between if crossed[1] else None
 
 
@@ -247,9 +263,13 @@ def _efficiency(mesh: Mesh, hardware: Hardware, times: Sequence[CollectiveTime])
 
 def _residuals(mesh: Mesh, hardware: Hardware, times: Sequence[CollectiveTime]) -> np.ndarray:
     """Logarithms of predicted over measured times, without measured curves."""
-    on = Mesh(_axes(mesh), hardware)
-    paces = {key: modelled_time_by_bytes(on, *key) for key in {(one.kind, one.axis) for one in times}}
-    return np.log([paces[one.kind, one.axis](one.sent) / one.time for one in times])
+    paces: dict[tuple[str, int, tuple[int, int] | None], Callable[[float], float]] = {}
+    for one in times:
+        key = one.kind, one.axis, one.group
+        if key not in paces:
+            place, axis = one.place(mesh, hardware)
+            paces[key] = modelled_time_by_bytes(place, one.kind, axis)
+    return np.log([paces[one.kind, one.axis, one.group](one.sent) / one.time for one in times])
 
 
 def _axes(mesh: Mesh) -> dict[str, int]:

@@ -7,8 +7,9 @@ dim is split so that all processors have one. Hence, with A = processors TILE^2 
     FLOPs charged = 2 (m n + A / s) (k + s DEPTH),       s = max(1, sqrt(A k / (m n DEPTH)))
 
 for thin products with m and n of at least THIN. What remains is the fraction of the peak that the best shapes reach, times SUSTAINED.
-Attention reaches its published rates on long sequences and half of them on a sequence of HALF; ``flex_attention`` runs no such kernel,
-but products in float32, block by block. A grouped product is a batch of products with rows shared out equally.
+Attention reaches its published rates on long sequences and half of them on a sequence of HALF; so does ``flex_attention`` where Inductor
+makes a fused kernel of it; else it runs products in float32, block by block. A grouped product is a batch of products with rows shared
+out equally.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from fxshard.graph.call import Call
 from fxshard.mesh.architectures import Architecture
+from fxshard.ops.flex.fused import reason_against
 
 TILE, DEPTH, THIN = 128, 128, 64
 """Sizes of cuBLAS's tiles; the columns of k that a pipeline of four stages of 32 loads before its first product; the thinnest tile."""
@@ -32,15 +34,17 @@ ATTENTION = {
     "fxshard.sdpa.default": 0,
     "fxshard.block_attention.default": 0,
     "fxshard.varlen_attention.default": 0,
+    "fxshard.flex_attention.default": 0,
     "fxshard.sdpa_backward.default": 1,
     "fxshard.block_attention_backward.default": 1,
     "fxshard.varlen_attention_backward.default": 1,
+    "fxshard.flex_attention_backward.default": 1,
 }
-"""Attention in a fused kernel -> the operand that is its queries: 1 in the backward."""
+"""Attention -> the argument that is its queries: 1 in the backward, of ``flex_attention`` the one after a gradient of logsumexp."""
 LONGEST = {"fxshard.varlen_attention.default": 7, "fxshard.varlen_attention_backward.default": 9}
 """The argument that is the length of the longest sequence, where sequences are packed and no dim says it."""
-IN_FLOAT32 = ("fxshard.flex_attention.default", "fxshard.flex_attention_backward.default")
-"""Attention whose products run in float32 whatever the dtype of its operands (float64 stays)."""
+FLEX = ("fxshard.flex_attention.default", "fxshard.flex_attention_backward.default")
+"""Attention that outside a fused kernel computes its products in float32 whatever the dtype of its operands (float64 stays)."""
 PRODUCT = "fxshard.einsum.default"
 LINEAR, OUTER = "fxshard.expert_linear.default", "fxshard.expert_outer.default"
 GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
@@ -58,17 +62,31 @@ def slowdown(call: Call, inputs: Sequence[Shape], outputs: Sequence[Shape], dtyp
     """
     size = dtype.itemsize
     best = on.best.get(size, on.best[2])
-    if call.op in ATTENTION:
-        queries = ATTENTION[call.op]
-        length = _length(call, inputs, queries)
-        return (1 + HALF / max(length, 1)) / (on.backward if queries else on.forward) if size <= 2 else 1 / best
+    if _is_fused(call):
+        length = _length(call, inputs, _queries(call))
+        return (1 + HALF / max(length, 1)) / (on.backward if ATTENTION[call.op] else on.forward) if size <= 2 else 1 / best
     batched = _batched(call, inputs, outputs)
     return (shape_factor(*batched, on.processors) if batched else 1.0) / best / SUSTAINED
 
 
-def product_dtype(op: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which an operator on operands of ``dtype`` computes its products."""
-    return torch.float32 if op in IN_FLOAT32 and dtype.itemsize < 4 else dtype
+def product_dtype(call: Call, dtype: torch.dtype, on: Architecture | None) -> torch.dtype:
+    """The dtype in which an operator on operands of ``dtype`` computes its products, on a GPU of a known architecture or elsewhere."""
+    unfused = call.op in FLEX and (on is None or not _is_fused(call))
+    return torch.float32 if unfused and dtype.itemsize < 4 else dtype
+
+
+def _is_fused(call: Call) -> bool:
+    """Whether an operator is attention in a fused kernel on a GPU."""
+    if call.op not in FLEX:
+        return call.op in ATTENTION
+    first = _queries(call)
+    return reason_against(*call.operands[first : first + 3]) is None
+
+
+def _queries(call: Call) -> int:
+    """The operand that is the queries of an attention."""
+    first = ATTENTION[call.op]
+    return first + (call.op in FLEX and first == 1 and call.meta(1) is not None)
 
 
 def _length(call: Call, inputs: Sequence[Shape], queries: int) -> int:

@@ -94,7 +94,9 @@ class _Group:
             switch = self.on.nvls * 8 / 14  # bytes of the buffer a microsecond do not depend on the number of ranks
             start, rate = NVLS_INSIDE, switch
             if self.m > 1:
-                start, rate = start + 2 * depth * self.fitted.nvls_tree, min(switch, self.between * self.g * self.n / self.steps)
+                # Two nodes exchange their sums; in a tree of more, a node sends twice: NCCL halves the network's bandwidth there.
+                away = self.between * self.g * (1.0 if self.m == 2 else self.n / self.steps)
+                start, rate = start + 2 * depth * self.fitted.nvls_tree, min(switch, away)
             yield "NVLS" if self.m == 1 else "NVLS, tree", self._filling(start, rate)
 
     def exchanged(self) -> Time:

@@ -12,14 +12,17 @@ after.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 
+from fxshard.cost.collectives import ROWS as TRAVELLING
 from fxshard.cost.collectives import collective_time
-from fxshard.cost.compute import compute_time, traffic_time
+from fxshard.cost.compute import Work, traffic_time, work_of
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import UNKNOWN
 from fxshard.layout.layouts import ceil_shape
+from fxshard.mesh.architectures import Architecture
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import OpSpec
 from fxshard.strategies import own_collectives
@@ -31,11 +34,30 @@ ROWS = ("fxshard.to_experts.default", "fxshard.from_experts.default")
 """Operators that send rows to the ranks of their experts, and back."""
 
 
+@lru_cache(maxsize=8192)
+def node_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[float, ...]:
+    """``node_time`` of each spec. The work is found once for all hardware of an architecture, so that other prices are quick to try."""
+    if call.op in ROWS:
+        return tuple(rows_time(call, spec, mesh) for spec in specs)
+    hardware, works = mesh.hardware, _works(call, specs, mesh.shape, mesh.hardware.reached)
+    times = (0.0 if work is None else work.time(hardware) for work in works)
+    if call.op not in QUERIES:
+        return tuple(times)
+    return tuple(_with_blocks(call, spec, mesh, time) for spec, time in zip(specs, times, strict=True))
+
+
+@lru_cache(maxsize=8192)
+def _works(call: Call, specs: tuple[OpSpec, ...], mesh: tuple[int, ...], reached: Architecture | None) -> tuple[Work | None, ...]:
+    return tuple(work_of(call, spec, mesh, reached) for spec in specs)
+
+
 def node_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     """Microseconds of a node on the rank with the most work: its compute, and what its own collectives add."""
-    if call.op in ROWS:
-        return rows_time(call, spec, mesh)
-    compute = compute_time(call, spec, mesh)
+    return node_times(call, (spec,), mesh)[0]
+
+
+def _with_blocks(call: Call, spec: OpSpec, mesh: Mesh, compute: float) -> float:
+    """Microseconds of attention that takes ``compute`` on all its scores at once: as a ring where the sequence is sharded."""
     query = QUERIES.get(call.op)
     if query is None or not spec.inputs[query].axes_on(SEQUENCE) or UNKNOWN in call.operands[query].shape:
         return compute
@@ -56,14 +78,16 @@ def node_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
 
 def rows_time(call: Call, spec: OpSpec, mesh: Mesh) -> float:
     """Microseconds to send rows to their experts or back: collectives, and copies of the rows to sort and to receive them. Nothing if rows
-    stay. As many rows as a rank has of its own tokens are expected at its experts."""
+    stay. As many rows as a rank has of its own tokens are expected at its experts; on two axes, those on the way are picked from a buffer
+    for the rows of all tokens of the first."""
     own = own_collectives(call, spec, mesh)
     if not own:
         return 0.0
-    at = spec.inputs[0] if spec.inputs[0].expert_axis is None else spec.outputs[0]
+    at = spec.outputs[0] if spec.inputs[0].expert_axes else spec.inputs[0]
     rows = math.prod(ceil_shape(call.operands[0].shape, at, mesh.shape)) * call.operands[0].dtype.itemsize
     sent = math.fsum(collective_time(c.kind, mesh.axis(c.axis), c.bytes(mesh), mesh) for c in own)
-    return sent + traffic_time(mesh.hardware, 4 * rows)
+    sorted_rows = (rows * c.room // (1 if c.kind == "dispatch" else mesh.shape[mesh.axis(c.axis)]) for c in own if c.kind in TRAVELLING)
+    return sent + traffic_time(mesh.hardware, sum(2 * buffer + 2 * rows for buffer in sorted_rows))
 
 
 def ring_time(compute: float, shift: float, ranks: int, backward: bool, causal: bool, overlap: float) -> float:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from torch import fx
 
 from fxshard._torch_compat import OpOverload
-from fxshard.cost.collectives import collective_time
+from fxshard.cost.collectives import ROWS, collective_time
 from fxshard.cost.compute import compute_time
 from fxshard.graph.call import Call, example_call
 from fxshard.graph.planning_graph import VIEWS, example_shape, is_getitem
@@ -24,7 +24,7 @@ from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import NODE_COLLECTIVES, OpSpec, node_collective_bytes
-from fxshard.program.sharded_program import KINDS, is_collective, is_wait
+from fxshard.program.sharded_program import KINDS, ROOM, is_collective, is_wait
 from fxshard.timeline import DEVICE, Event, Timeline
 
 
@@ -92,14 +92,15 @@ def bytes_sent(node: fx.Node, ranks: int) -> int:
     size = math.prod(example_shape(buffer.shape)) * buffer.element_size()
     kind = KINDS[node.target]
     if kind in NODE_COLLECTIVES:
-        return node_collective_bytes(kind, int(size), ranks)
+        room = int(str(node.args[ROOM])) if kind in ROWS else 1
+        return node_collective_bytes(kind, int(size), ranks, room)
     if kind == "all_reduce":
         return int(-(-2 * (ranks - 1) * size // ranks))
     return int((ranks - 1) * size // (1 if kind == "all_gather" else ranks))
 
 
 TIME_KEY = "operator_time"
-"""Key in ``node.meta`` that caches (mesh, microseconds); copies of a graph share it."""
+"""Key in ``node.meta`` that caches (mesh, microseconds); copies of a graph at the same sizes share it."""
 
 
 def operator_time(node: fx.Node, mesh: Mesh) -> float:

@@ -9,10 +9,10 @@ import operator
 import os
 import re
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -26,6 +26,8 @@ from fxshard.graph.side_effects import Attribute, SideEffects
 from fxshard.graph.targets import cached_by_target, name_of
 from fxshard.shapes import GraphFamily
 from fxshard.shapes.arguments import path_name
+
+T = TypeVar("T")
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _PASSES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "passes", "")
@@ -152,6 +154,20 @@ class PlanningGraph:
     family: GraphFamily | None = None
     """The graph for all sizes of its dynamic dims, None if it has none; ``module`` is its instance at the example's sizes."""
     model: str = ""
+
+    def with_family(self, module: fx.GraphModule) -> PlanningGraph:
+        """The same graph with ``module``, for all sizes of the dynamic dims if it has such dims."""
+        if self.family is None:
+            return replace(self, module=module)
+        family = replace(self.family, module=module)
+        return replace(self, module=family.at(family.example), family=family)
+
+    def for_shards(self, *, uneven: bool) -> PlanningGraph:
+        """The same graph for shards of unequal lengths, or of equal ones only; it has another hash if it has dynamic dims."""
+        if self.family is None:
+            return self
+        dims = tuple(replace(dim, uneven=uneven) for dim in self.family.dims)
+        return replace(self, family=replace(self.family, dims=dims))
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
@@ -418,13 +434,18 @@ def planned_nodes(graph: PlanningGraph) -> list[fx.Node]:
 
 def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """``nodes`` and all nodes that they are computed from."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo.extend(inputs_of(node))
+    return reached(nodes, inputs_of)
+
+
+def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]]) -> set[T]:
+    """``starts``, and all to which ``further`` leads from them in any number of steps."""
+    found: set[T] = set()
+    to_do = list(starts)
+    while to_do:
+        one = to_do.pop()
+        if one not in found:
+            found.add(one)
+            to_do.extend(further(one))
     return found
 
 

@@ -130,9 +130,9 @@ class Layout(tuple[Placement, ...]):
         return any(isinstance(p, Partial) for p in self)
 
     @property
-    def expert_axis(self) -> int | None:
-        """The axis whose ranks hold the rows of their own experts."""
-        return next((i for i, p in enumerate(self) if on_experts(p)), None)
+    def expert_axes(self) -> tuple[int, ...]:
+        """The axes whose ranks hold the rows of their own experts, in mesh order."""
+        return tuple(i for i, p in enumerate(self) if on_experts(p))
 
     @property
     def is_replicated(self) -> bool:

@@ -162,7 +162,7 @@ def _packed(*layouts: Layout) -> tuple[PackedShard, ...]:
     return tuple(sorted({p for layout in layouts for p in layout.packed}, key=lambda p: (p.dim, p.parts)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one a key of ``_graph``, compared by identity
 class _Graph:
     """The part of a table that depends only on the number of dims: ``layouts`` (the first ``count`` are plain), single steps between them
     (``edges``), and paths between plain layouts (``paths``: from, to, indexes of edges)."""
@@ -180,7 +180,7 @@ def _graph(ndim: int, axes: int, ops: tuple[str, ...], packed: tuple[PackedShard
     single: list[tuple[Edge, ...]] = [
         ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops, packed) if reductions_commute(after)
     ]
-    paths = [*single, *folded_paths([layout for layout in known if not layout.packed and layout.expert_axis is None], ndim)]
+    paths = [*single, *folded_paths([layout for layout in known if not layout.packed and not layout.expert_axes], ndim)]
     edges = list(dict.fromkeys(itertools.chain.from_iterable(paths)))
     layouts = list(dict.fromkeys([*plain, *(layout for before, _, after in edges for layout in (before, after))]))
     place, number = ({one: k for k, one in enumerate(found)} for found in (layouts, edges))
@@ -197,9 +197,15 @@ def _edge_prices(graph: _Graph, shape: AnyShape, itemsize: int, mesh: Mesh, pric
     if isinstance(shape, WeightedShapes):
         each = [_edge_prices(graph, one, itemsize, mesh, price) for one in shape.shapes]
         return [shape.mean(prices) for prices in zip(*each, strict=True)]
-    local = [ceil_shape(shape, layout, mesh.shape) for layout in graph.layouts]
+    return [price(*edge) for edge in _edge_bytes(graph, shape, itemsize, mesh.shape)]
+
+
+@lru_cache(maxsize=1024)
+def _edge_bytes(graph: _Graph, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...]) -> list[tuple[Step, int, int]]:
+    """(step, bytes that a rank sends, bytes that it writes) of each single step, whatever they cost."""
+    local = [ceil_shape(shape, layout, mesh) for layout in graph.layouts]
     size = [math.prod(one) * itemsize for one in local]
-    return [price(step, sent_between(step, local[i], local[j], itemsize, mesh.shape[step.axis]), size[j]) for i, step, j in graph.edges]
+    return [(step, sent_between(step, local[i], local[j], itemsize, mesh[step.axis]), size[j]) for i, step, j in graph.edges]
 
 
 class PathTable:

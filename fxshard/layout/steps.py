@@ -146,7 +146,7 @@ def is_legal(step: Step, layout: Layout) -> bool:
 
 def moves_rows(step: Step, layout: Layout) -> bool:
     """Whether a step would move rows that lie on the ranks of their experts, whose places only these ranks know."""
-    return layout.expert_axis is not None and any(dim in ROW_DIMS for dim in step.dims)
+    return bool(layout.expert_axes) and any(dim in ROW_DIMS for dim in step.dims)
 
 
 def _fits_nesting(step: Step, layout: Layout) -> bool:

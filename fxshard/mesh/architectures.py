@@ -6,7 +6,7 @@ docs/hardware.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 """NCCL's protocols: low latency with a flag beside every 4 bytes, with a flag in every 128, and plain buffers."""
@@ -71,7 +71,7 @@ class Architecture:
     tree_channel: tuple[float, float, float]
     tree_ll128_channel: tuple[float, float, float]
     nvls: float
-    best: dict[int, float]
+    best: dict[int, float] = field(hash=False)
     processors: int
     forward: float
     backward: float

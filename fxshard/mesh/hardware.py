@@ -120,12 +120,8 @@ HOPPER_LINKS = Link(370e9, 1.9), Link(50e9, 4.0)
 HARDWARE = {
     h.name: h
     for h in (
-        Hardware(
-            "h100", HOPPER_FLOPS, 3.35e12, 3.0, 8, Link(370e9, 1.9), Link(50e9, 4.0), overlap=OVERLAP, host=PCIE5, architecture="hopper"
-        ),
-        Hardware(
-            "h200", HOPPER_FLOPS, 4.8e12, 3.0, 8, Link(370e9, 1.9), Link(50e9, 4.0), overlap=OVERLAP, host=PCIE5, architecture="hopper"
-        ),
+        Hardware("h100", HOPPER_FLOPS, 3.35e12, 3.0, 8, *HOPPER_LINKS, overlap=OVERLAP, host=PCIE5, architecture="hopper"),
+        Hardware("h200", HOPPER_FLOPS, 4.8e12, 3.0, 8, *HOPPER_LINKS, overlap=OVERLAP, host=PCIE5, architecture="hopper"),
         Hardware(
             "a100",
             {1: 624e12, 2: 312e12, 4: 19.5e12, 8: 9.7e12},

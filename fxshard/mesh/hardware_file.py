@@ -197,7 +197,7 @@ def _read_curve(field: Field) -> Curve:
 
 
 def _read_non_negative(field: Field) -> float:
-    return field.number(0.0)
+    return field.figure()
 
 
 def _read_fraction(field: Field) -> float:

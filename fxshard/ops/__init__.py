@@ -14,7 +14,7 @@ depends on the rank.
 buffers. ``fxshard_users::triton_kernel`` calls a user's Triton kernel.
 """
 
-from fxshard._torch_compat.sources import quick_sources
+from fxshard._torch_compat.imports.sources import quick_sources
 
 with quick_sources():
     from fxshard.ops import (
@@ -32,7 +32,7 @@ with quick_sources():
     )
     from fxshard.ops.experts import products, rows
     from fxshard.ops.flex import attention as flex_attention
-    from fxshard.ops.flex import varlen
+    from fxshard.ops.flex import fused, varlen
     from fxshard.ops.norms import cross_entropy, normalization, row_norm, softmax
     from fxshard.ops.sdpa import attention, block_attention
 
@@ -44,6 +44,7 @@ __all__ = [
     "creation",
     "fakes",
     "flex_attention",
+    "fused",
     "host",
     "local_region",
     "mesh_ops",

@@ -17,6 +17,12 @@ KERNELS: dict[Any, Kernel] = {
 """Operator -> its implementation by operators of the device; ``fxshard.ops`` adds its own."""
 
 
+Shared = dict[Any, Any]
+"""Values that calls of one graph share, under keys of their choice; empty at its first call."""
+FUSED: dict[Any, Callable[..., Any]] = {}
+"""Operator -> its implementation where Inductor compiles for CUDA, in place of that of ``KERNELS``; a ``Shared`` is its first argument."""
+
+
 ALLOCATIONS: dict[Any, Kernel] = {}
 """Operators whose steps depend on values -> operators of the device that allocate what they may need at most, to count memory."""
 

@@ -47,18 +47,19 @@ def zigzag_peers(rank: int, size: int, back: bool) -> tuple[list[int], list[int]
 
 
 @torch.library.custom_op("fxshard::dispatch", mutates_args=())
-def dispatch(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
+def dispatch(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, room: int, group_name: str) -> torch.Tensor:
     """Starts to send rows to the ranks of a group: of ``input`` [r, h] the first sent[0] to rank 0, the next sent[1] to rank 1, and so on.
 
     Those that arrive, received[i] from rank i, are the first rows of the result [rows, h], in the order of ranks; the others are undefined.
-    ``sent`` and ``received``: int64, one number for each rank. They are read, so on a GPU the host waits for them.
+    ``sent`` and ``received``: int64, one number for each rank. They are read, so on a GPU the host waits for them. ``room``: ``input`` has
+    room for that many times the rows that are expected to be sent; only prices read it.
     """
     return _exchange_rows(input, sent, received, rows, group_name)
 
 
 @torch.library.custom_op("fxshard::combine", mutates_args=())
-def combine(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, group_name: str) -> torch.Tensor:
-    """The same, back from the experts: of the many rows of ``input``, the ranks of a group expect to send one part in each."""
+def combine(input: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, rows: int, room: int, group_name: str) -> torch.Tensor:
+    """The same, back from the experts."""
     return _exchange_rows(input, sent, received, rows, group_name)
 
 
@@ -76,5 +77,5 @@ def _exchange(input: torch.Tensor, to: list[int], source: list[int], group_name:
 
 shift.register_fake(lambda input, group_name: input.new_empty(input.shape))
 zigzag.register_fake(lambda input, back, group_name: input.new_empty(input.shape))
-dispatch.register_fake(lambda input, sent, received, rows, group_name: input.new_empty(rows, *input.shape[1:]))
-combine.register_fake(lambda input, sent, received, rows, group_name: input.new_empty(rows, *input.shape[1:]))
+dispatch.register_fake(lambda input, sent, received, rows, room, group_name: input.new_empty(rows, *input.shape[1:]))
+combine.register_fake(lambda input, sent, received, rows, room, group_name: input.new_empty(rows, *input.shape[1:]))

@@ -30,6 +30,7 @@ from fxshard.passes.planning import constrain
 from fxshard.passes.planning.constrain import Constraints
 from fxshard.passes.planning.defer_reductions import defer_reductions
 from fxshard.passes.runner import Dump, Pass, PassRecord, dump_folder, run_passes
+from fxshard.passes.structured_trace import graphs_text, show_plan, show_program
 from fxshard.passes.trace import trace
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
 from fxshard.plans.constraints import OBJECTIVES
@@ -230,7 +231,7 @@ def _effect(c: Compilation) -> str:
 
 def _modules(c: Compilation) -> str:
     assert c.program is not None
-    return "\n\n".join(f"size class {key}\n{module.graph}" for key, module in c.program.modules.items())
+    return graphs_text(c.program)
 
 
 def _graph(c: Compilation) -> str:
@@ -272,7 +273,12 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
     limit = request.time_limit
     if limit is not None and (not isinstance(limit, (int, float)) or isinstance(limit, bool) or not limit > 0):
         raise OptionError(f"cannot read time_limit={limit!r}", where="time_limit", remedy="give seconds, more than 0")
-    return run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
+    made = run_passes(passes, state, dump, first=PIPELINE.index(passes[0]))
+    if passes[-1] is PLANNING[-1] and made.plan is not None:
+        show_plan(made.plan)
+    if passes[-1] is LOWERING[-1] and made.program is not None:
+        show_program(made.program)
+    return made
 
 
 NOT_IN_CACHE_KEY = (
@@ -321,6 +327,7 @@ def _from_cache(state: Compilation, path: Path) -> Compilation | None:
         return None
     log.info("the plan is from the cache: %s", path)
     plan = replace(plan, lines=state.graph.lines, model=state.graph.model)  # lines may have moved since
+    show_plan(plan)
     record = PassRecord("recall", (time.perf_counter() - start) * 1e3, f"plan from the cache, {path}")
     return replace(state, plan=plan, cached=path, records=(*state.records, record))
 

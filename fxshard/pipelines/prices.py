@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.distributed.tensor import Replicate
-from tqdm import tqdm
 
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.layout.layouts import Layout, sharded_dim
 from fxshard.mesh.hardware import Link
 from fxshard.mesh.mesh import Mesh
@@ -27,6 +26,7 @@ from fxshard.pipelines.cut import Layer
 from fxshard.pipelines.split import Passed, StageModule
 from fxshard.plans.plan_data import PlanEnd
 from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.progress import watched
 
 HELD = ("parameter", "buffer", "optimizer")
 
@@ -47,7 +47,7 @@ def price(names: Sequence[str], pieces: Sequence[StageModule], whole: Request, m
     layouts = _layouts(names, pieces, _planned(whole, mesh), mesh)
     known: dict[str, Layer] = {}
     found = []
-    for i, (name, piece) in enumerate(zip(names, tqdm(pieces, desc="planning layers", leave=False, disable=None), strict=True)):
+    for i, (name, piece) in enumerate(zip(names, watched(pieces, "planning layers"), strict=True)):
         key = f"{i == 0, i == len(pieces) - 1} {_signature(piece)} {[layouts.get(v.name) for v in (*piece.inputs, *piece.outputs)]}"
         if key not in known:
             known[key] = _priced(piece, i == 0, i == len(pieces) - 1, whole, layouts, mesh)

@@ -15,6 +15,11 @@ from fxshard.pipelines.schedule import SCHEDULES, microbatches_fit
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 PROBABILITIES = ("p", "dropout_p", "dropout")
+NO_OFFLOAD = (
+    "pipeline has no option 'offload': parameters on the host would be copied again for every microbatch, and their gradients are added up "
+    "on the device between microbatches; the cut into stages counts neither"
+)
+OFFLOAD_REMEDY = "use more stages or larger inner axes, or fxshard.parallelize(..., offload=...) without a pipeline"
 
 
 def check_axis(mesh: Mesh, axis: str, microbatches: int, schedule: str) -> None:

@@ -17,7 +17,7 @@ from fxshard.errors import OptionError, PlanError, closest
 from fxshard.layout.layouts import Layout, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.pipelines.plan import PipelinePlan, inner_mesh, plan_pipeline
-from fxshard.pipelines.refusals import check_axis
+from fxshard.pipelines.refusals import NO_OFFLOAD, OFFLOAD_REMEDY, check_axis
 from fxshard.pipelines.split import Passed, StageModule, split
 from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.calls.options import check_device_mesh, check_unused
@@ -150,6 +150,8 @@ def pipeline(
     if the ranks differ in the plan, or another rank could not make its stage.
     """
     check_device_mesh(device_mesh)
+    if "offload" in options:
+        raise OptionError(NO_OFFLOAD, remedy=OFFLOAD_REMEDY)
     for name in options:
         if name not in (*PLANNING, *RUNNING):
             what = f"pipeline has no option {name!r}{closest(name, (*PLANNING, *RUNNING))}"

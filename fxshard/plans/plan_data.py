@@ -27,16 +27,16 @@ EXPERT_IMBALANCE = 1.25
 experts, and capacities of 1.25 in GShard (Lepikhin et al., 2020) and Switch Transformers (Fedus et al., 2021), keep it near this."""
 
 
-def node_collective_bytes(kind: str, size: int, ranks: int) -> int:
+def node_collective_bytes(kind: str, size: int, ranks: int, room: int = 1) -> int:
     """Bytes that each of ``ranks`` ranks sends in a collective that a node issues, from an input buffer of ``size`` bytes.
 
-    For rows of experts, what the busiest rank is expected to send and receive: a combine has a buffer for the rows of all ranks.
+    For rows of experts, what the busiest rank is expected to send and receive, from a buffer with ``room`` for as many times the mean.
     """
     if kind in ("shift", "zigzag"):
         return size
     if kind == "all_to_all":
         return (ranks - 1) * size // ranks
-    return math.ceil(EXPERT_IMBALANCE * (ranks - 1) * size / ranks / (ranks if kind == "combine" else 1))
+    return math.ceil(EXPERT_IMBALANCE * (ranks - 1) * size / ranks / room)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OpSpec:
     @property
     def is_on_experts(self) -> bool:
         """Whether it has rows on the ranks of their experts, which the layouts alone do not describe."""
-        return any(layout.expert_axis is not None for layout in (*self.inputs, *self.outputs))
+        return any(layout.expert_axes for layout in (*self.inputs, *self.outputs))
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
@@ -58,17 +58,20 @@ class OpSpec:
 @dataclass(frozen=True)
 class NodeCollective:
     """A collective that a node issues itself, as part of its local form. ``axis``: of the mesh, by name; ``buffer``: the shape of each
-    rank's input; ``operand``: the operand that is sent, whose layout counts."""
+    rank's input; ``operand``: the operand that is sent, whose layout counts. ``room``: of rows of experts, how many times the rows that
+    are expected to be sent have room in the buffer."""
 
     kind: str
     axis: str
     buffer: tuple[int, ...]
     itemsize: int
     operand: int
+    room: int = 1
 
     def bytes(self, mesh: Mesh) -> int:
         """Bytes that each rank sends."""
-        return node_collective_bytes(self.kind, math.prod(self.buffer) * self.itemsize, mesh.shape[mesh.axis(self.axis)])
+        size = math.prod(self.buffer) * self.itemsize
+        return node_collective_bytes(self.kind, size, mesh.shape[mesh.axis(self.axis)], self.room)
 
 
 @dataclass(frozen=True)

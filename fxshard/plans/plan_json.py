@@ -1,7 +1,7 @@
 """A PlanData as JSON: one line per node and per redistribution, so that ``diff`` can compare two plans.
 
-Reading is strict: anything that could not have been written is a FileError that says where it is. In a plan with ``"partial": true``,
-written by hand, most fields may be left out.
+Reading is strict: anything that could not have been written is a FileError that says where it is. The first line holds the SHA-256 of the
+rest; in a plan that is written or edited by hand it is left out. In one with ``"partial": true``, most fields may be left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
-from fxshard.files import Field, Readers, atomic_file, parse_json, read_bytes, write_json
+from fxshard.files import LARGEST, LARGEST_FIGURE, SEAL, Field, Readers, atomic_file, parse_json, read_bytes, write_json, write_sealed
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
 from fxshard.layout.layouts import FoldedShard, Layout, check_layout, placement_str
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
@@ -42,7 +42,6 @@ from fxshard.plans.plan_sources import SOURCES, check_collectives, write_sources
 from fxshard.views.stored import BY_HAND, FORMAT, VERSION, check_plan
 
 UNITS = ("microseconds", "bytes")
-LARGEST = 2**63 - 1
 FIX = "correct this field, or make the plan again"
 FOLDED = re.compile(r"S\(([0-9]{1,9}) in ([0-9]{1,9}(?:,[0-9]{1,9})*)\)")
 OTHERS = "other axes cut the same dim, or pending values there would be reduced in another order"
@@ -62,10 +61,10 @@ def save(plan: PlanData, path: str | Path) -> None:
 def dumps(plan: PlanData, sources: bool = True) -> str:
     """The plan as JSON text; equal plans give equal texts. Raises PlanError if a number in it is not finite.
 
-    ``sources``: whether to include what is not part of the decision (plan_sources.py).
+    ``sources``: whether to include what is not part of the decision (plan_sources.py), and the hash of the text.
     """
     try:
-        return write_json(plan_fields(plan, sources))
+        return write_sealed(plan_fields(plan)) if sources else write_json(plan_fields(plan, sources))
     except ValueError as error:
         remedy = "give finite costs; if the planner made it, please report it"
         raise PlanError("the plan holds a number that is not finite", remedy=remedy) from error
@@ -151,7 +150,7 @@ def load(make: type[Plan], path: str | Path) -> Plan:
 def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
     root = parse_json(text, where, BY_HAND)
-    check_plan(root)
+    check_plan(root, text)
     partial, mesh = root.get("partial", Field.boolean, False), root.get("mesh", read_mesh)
     decided: Readers = {
         "train": Field.boolean,
@@ -166,7 +165,7 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
         "fallbacks": lambda f: f.tuple_of(_read_fallback),
     }
     free: Readers = {
-        "format": Field.text,
+        **dict.fromkeys((SEAL, "format"), Field.text),
         "version": Field.whole,
         "partial": Field.boolean,
         "memory_sizes": read_sizes,
@@ -187,7 +186,7 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     return plan
 
 
-APART = ("format", "version", "collectives")
+APART = (SEAL, "format", "version", "collectives")
 """Fields of the file that a plan does not hold."""
 
 
@@ -215,18 +214,13 @@ def read_mesh(field: Field) -> Mesh:
 
 
 def _read_certificate(field: Field) -> Certificate:
-    number = Field.number  # a bound below 0 is weak, not wrong
-    c = Certificate(**field.record({"unit": Field.text, "objective": _figure, "lower_bound": number, "cut": Field.boolean}))
+    bound: Readers = {"lower_bound": lambda f: f.figure(-LARGEST_FIGURE)}  # below 0 it is weak, not wrong
+    c = Certificate(**field.record({"unit": Field.text, "objective": Field.figure, **bound, "cut": Field.boolean}))
     if c.unit not in UNITS:
         raise field.fail(f"unknown unit {c.unit!r}", f"units are {' and '.join(UNITS)}")
     if c.lower_bound > c.objective * (1 + ROUNDING):
         raise field.fail(f"the lower bound {c.lower_bound} is above the objective {c.objective}", FIX)
     return c
-
-
-def _figure(field: Field) -> float:
-    """A time, a latency or a number of bytes."""
-    return field.number(0.0)
 
 
 def _read_end(field: Field) -> PlanEnd:
@@ -254,7 +248,7 @@ def _read_recomputed(field: Field) -> dict[str, tuple[str, ...]]:
 
 def _read_offload(field: Field) -> Offload:
     readers: Readers = {"node": Field.text, "kind": Field.text, "held": Field.whole, "inward": Field.whole, "outward": Field.whole}
-    found = Offload(**field.record({**readers, "cost": _figure}))
+    found = Offload(**field.record({**readers, "cost": Field.figure}))
     if found.kind not in OFFLOADS:
         raise field.fail(f"unknown kind {found.kind!r}{closest(found.kind, OFFLOADS)}", f"kinds are {', '.join(OFFLOADS)}")
     return found
@@ -306,7 +300,7 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
         "inputs": lambda f: f.tuple_of(lambda one: _read_operand(one, mesh)),
         "shapes": lambda f: f.tuple_of(_shape),
         "dtypes": _texts,
-        "compute": _figure,
+        "compute": Field.figure,
     }
     needed: Readers = {"name": Field.text, "outputs": Field.items}
     own: Readers = {"collectives": lambda f: f.tuple_of(lambda one: _read_own_collective(one, mesh))}
@@ -324,8 +318,9 @@ def _read_node(field: Field, mesh: Mesh, partial: bool) -> PlannedNode:
 
 
 def _read_own_collective(field: Field, mesh: Mesh) -> NodeCollective:
-    readers: Readers = {"kind": Field.text, "axis": Field.text, "buffer": _shape, "itemsize": Field.whole, "operand": Field.whole}
-    found = NodeCollective(**field.record(readers))
+    room: Readers = {"room": lambda f: f.whole(1, math.prod(mesh.shape))}  # what a rank sends is divided by it
+    readers: Readers = {"kind": Field.text, "axis": Field.text, "buffer": _shape, "itemsize": _itemsize, "operand": Field.whole}
+    found = NodeCollective(**field.record({**readers, **room}))
     if found.axis not in mesh.axis_names or found.kind not in NODE_COLLECTIVES:
         what = f"a node issues no {found.kind!r} on axis {found.axis!r}"
         raise field.fail(what, f"kinds are {', '.join(NODE_COLLECTIVES)}, axes {', '.join(mesh.axis_names)}")
@@ -343,9 +338,9 @@ def _read_redistribution(field: Field, mesh: Mesh) -> Redistribution:
         "target": lambda _: target,
         "steps": lambda f: _read_steps(f, source, target, shape, mesh),
         "readers": lambda f: f.tuple_of(_read_reader),
-        "cost": _figure,
+        "cost": Field.figure,
     }
-    return Redistribution(**field.record(needed, {"ahead": Field.boolean, "hidden": _figure}))
+    return Redistribution(**field.record(needed, {"ahead": Field.boolean, "hidden": Field.figure}))
 
 
 def _read_reader(field: Field) -> tuple[str, int]:

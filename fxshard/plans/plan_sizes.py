@@ -40,5 +40,5 @@ def read_example_sizes(field: Field) -> tuple[WeightedSizes, ...]:
 
 
 def _read_weighted(field: Field) -> WeightedSizes:
-    readers: Readers = {"sizes": lambda f: tuple(read_sizes(f).items()), "weight": lambda f: f.number(0.0)}
+    readers: Readers = {"sizes": lambda f: tuple(read_sizes(f).items()), "weight": Field.figure}
     return WeightedSizes(**field.record(readers))

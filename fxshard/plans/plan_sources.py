@@ -98,12 +98,12 @@ SOURCES: Mapping[str, tuple[str, Any]] = {
 def check_collectives(plan: PlanData, field: Field) -> None:
     """Raises FileError unless the collectives in the file are those of the plan."""
     texts = dict.fromkeys(("kind", "axis", "from", "to"), Field.text)
-    numbers: Readers = {"bytes": Field.whole, "cost": lambda f: f.number(0.0), "entry": Field.whole, "step": Field.whole}
+    numbers: Readers = {"bytes": Field.whole, "cost": Field.figure, "entry": Field.whole, "step": Field.whole}
     rows = field.items()
     if len(rows) != len(plan.collectives):
         raise field.fail(f"{len(rows)} collectives are listed, but the plan has {len(plan.collectives)}", FIX)
     for row, c in zip(rows, plan.collectives, strict=True):
-        said, known = row.record({**texts, **numbers}, {"hidden": lambda f: f.number(0.0)}), write_collective(c)
+        said, known = row.record({**texts, **numbers}, {"hidden": Field.figure}), write_collective(c)
         for name in said | known:
             one, other = said.get(name, 0.0), known.get(name, 0.0)
             if one != other and not (name in ("cost", "hidden") and math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)):

@@ -36,7 +36,7 @@ class Origin(Protocol):
     def at(self, plan: ShardingPlan, sizes: Mapping[str, int]) -> PlanAt:
         """As ``ShardingPlan.at``."""
 
-    def regret(self, plan: ShardingPlan, error: float, draws: int) -> PriceRegret:
+    def regret(self, plan: ShardingPlan, error: float | str | Mapping[str, float], draws: int) -> PriceRegret:
         """As ``ShardingPlan.regret``."""
 
     def holds_up_to(self, plan: ShardingPlan) -> Mapping[str, int | None]:
@@ -94,9 +94,12 @@ class ShardingPlan(PlanData):
         """
         return self._maker().at(self, sizes)
 
-    def regret(self, error: float = 0.3, draws: int = 50) -> PriceRegret:
+    def regret(self, error: float | str | Mapping[str, float] = 0.3, draws: int = 50) -> PriceRegret:
         """What this plan loses if prices are wrong: each is multiplied by a number between 1 / (1 + error) and 1 + error, ``draws`` times,
         and the problem is solved again under the same constraints. The draws are the same each time.
+
+        ``error``: one for all prices; or ``"stated"``, the errors that the preset states; or one by family: ``{"between": 0.8}`` (the
+        families: arithmetic, memory, inside, between, axes, collectives, all_to_all, launch, host).
 
         Raises OptionError for an ``error`` or ``draws`` out of range or a plan that minimises bytes, PlanError as ``explain``.
         """

@@ -17,7 +17,15 @@ def program_fields(program: Any) -> Fields:
         "collectives": list(map(_collective, program.collectives)),
         "sizes": list(map(_size, program.sizes)),
         "guards": [{"condition": guard.condition, "where": guard.where} for guard in program.guards],
+        **_compiled(getattr(program, "compiled", None)),
     }
+
+
+def _compiled(code: Any) -> dict[str, Any]:
+    """Of an exported program with compiled code: the number of its models (one for each size class), and their devices."""
+    if code is None:
+        return {}
+    return {"compiled": {"models": len(code.models), "devices": sorted({model.device for model in code.models.values()})}}
 
 
 def _collective(c: Any) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import sympy
@@ -38,6 +39,8 @@ KINDS = {
     COMBINE: "combine",
 }
 """The collective operators of a local graph, and the names of their kinds."""
+ROOM = 4
+"""Of the arguments of collectives of experts' rows: how many times the expected rows have room in the buffer."""
 _COLLECTIVES = frozenset(map(id, KINDS))
 
 SizeClass = tuple[tuple[int, ...], ...]
@@ -82,6 +85,37 @@ class ProgramSize(Ranged):
     def served(self) -> str:
         """Range and unit in words."""
         return self.span if self.unit == 1 else f"{self.span}, multiples of {self.unit}"
+
+
+_READING = RLock()
+"""Held while a stored program's graphs are read, once, whichever thread asks first. One for all, since a lock cannot be copied."""
+
+
+class StoredModules(Mapping[SizeClass, fx.GraphModule]):
+    """The local graphs of a program that was read from a file; ``read`` makes them when the first of them is asked for. ``hash``: that of
+    the program, which ``read`` checks."""
+
+    def __init__(self, classes: Iterable[SizeClass], hash: str, read: Callable[[], Mapping[SizeClass, fx.GraphModule]]) -> None:
+        self.classes, self.hash = tuple(classes), hash
+        self._read: Callable[[], Mapping[SizeClass, fx.GraphModule]] | None = read
+        self._found: Mapping[SizeClass, fx.GraphModule] = {}
+
+    @property
+    def found(self) -> Mapping[SizeClass, fx.GraphModule]:
+        with _READING:
+            if self._read is not None:
+                self._found = self._read()
+                self._read = None  # with the file's bytes
+        return self._found
+
+    def __getitem__(self, size_class: SizeClass) -> fx.GraphModule:
+        return self.found[size_class]
+
+    def __iter__(self) -> Iterator[SizeClass]:
+        return iter(self.classes)
+
+    def __len__(self) -> int:
+        return len(self.classes)
 
 
 @dataclass(frozen=True)
@@ -225,6 +259,8 @@ class ShardedProgram:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the plan and of the local graphs with all their arguments; ranks compare it."""
+        if isinstance(self.modules, StoredModules):
+            return self.modules.hash
         graphs = [[list(key), [n.format_node() for n in module.graph.nodes]] for key, module in self.modules.items()]
         return hashlib.sha256((self.plan.hash + json.dumps(graphs)).encode()).hexdigest()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
+import torch
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
@@ -48,6 +49,21 @@ def add_size_inputs(module: fx.GraphModule, sizes: Sequence[ProgramSize]) -> Non
         if node.op in ("call_function", "output"):
             node.args, node.kwargs = pytree.tree_map(number, (node.args, dict(node.kwargs)))
     graph.lint()
+    module.recompile()
+
+
+def sizes_as_tensors(module: fx.GraphModule, count: int, device: torch.device) -> None:
+    """Makes tensors of the last ``count`` inputs, which are sizes, in place: a size of 5 becomes a tensor of shape [5, 0] on ``device``."""
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    first = next(n for n in module.graph.nodes if n.op != "placeholder")
+    mode = next(n.meta["val"].fake_mode for n in inputs if isinstance(n.meta["val"], torch.Tensor))
+    for node in inputs[len(inputs) - count :]:
+        with module.graph.inserting_before(first):
+            size = module.graph.call_function(torch.ops.aten.sym_size.int, (node, 0))
+        node.replace_all_uses_with(size, lambda user, size=size: user is not size)
+        size.meta["val"] = node.meta["val"]
+        with mode:
+            node.meta["val"] = torch.empty(node.meta["val"], 0, device=device)
     module.recompile()
 
 

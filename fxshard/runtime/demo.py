@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from tqdm import tqdm
 
+from fxshard import progress as terminal
 from fxshard.errors import RunError
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
@@ -36,7 +37,7 @@ from fxshard.runtime.module.module import ShardedForward, parallelize
 from fxshard.runtime.ranks.record import in_order_of_issue, record_collectives
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
-from fxshard.views.screen import proof_text
+from fxshard.views.screen import merged_text, proof_text
 
 T = TypeVar("T")
 RANKS, STEPS, BATCH, LENGTH = 2, 20, 8, 128
@@ -187,7 +188,9 @@ def _report(losses: list[float], alone: list[float], issued: list[Any], model: n
         sent[c.kind, c.axis] += c.bytes
     ran = Counter((c.kind, c.axis) for c in issued)
     rows = [(kind, axis, predicted[kind, axis], ran[kind, axis], sent[kind, axis]) for kind, axis in sorted({*predicted, *ran})]
-    print("\n" + tabulate(rows, headers=("collective", "axis", "predicted", "issued", "bytes sent per rank")))
+    merged = merged_text(view_of(program.plan), [c.serves for c in program.collectives])
+    print(f"\ncollectives: {merged}" if merged else "")
+    print(tabulate(rows, headers=("collective", "axis", "predicted", "issued", "bytes sent per rank")))
     steps = [i for i in range(STEPS) if i % 5 == 0 or i == STEPS - 1]
     print("\n" + tabulate([(i, losses[i], alone[i]) for i in steps], headers=("step", "loss, sharded", "loss, one device"), floatfmt=".6f"))
     worst = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
@@ -243,4 +246,5 @@ def _descend(model: nn.Module, grads: Mapping[str, torch.Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    rank_main()
+    with terminal.progress("fxshard demo"):
+        rank_main()

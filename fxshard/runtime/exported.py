@@ -33,7 +33,7 @@ from fxshard.passes.pipeline import LOWERING, Compilation, Request, lower_plan, 
 from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
-from fxshard.runtime.ahead.load_ahead import load_program
+from fxshard.runtime.ahead.load_ahead import axes_of_code, load_program
 from fxshard.runtime.calls.inputs import Leaves, leaf_names
 from fxshard.runtime.calls.options import check_choice, check_device_mesh, check_flag, check_number, check_weights
 from fxshard.runtime.calls.runner import Runner
@@ -99,13 +99,10 @@ class ExportedProgram(ShardedProgram):
     @classmethod
     def load(cls, path: str | Path) -> ExportedProgram:
         """Reads a program and its weights, if it has any; needs no process group. Raises FileError."""
-        program = archive.load(path)
-        weights, beside = archive.load_weights(path) if archive.has_weights(path) else {}, archive.rank_files(path)
-        if weights:
-            weights = select_weights(program, weights, str(path), REMAKE)
-        files = RankFiles(Path(path), beside) if beside else None
-        planning, compiled = _checked(archive.load_planning(path, program), path), archive.load_compiled(path, program)
-        return cls.of(program, weights, rank_files=files, planning=planning, compiled=compiled)
+        found = archive.load_all(path)
+        weights = select_weights(found.program, found.weights, str(path), REMAKE) if found.weights else {}
+        files = RankFiles(Path(path), found.rank_files) if found.rank_files else None
+        return cls.of(found.program, weights, rank_files=files, planning=_checked(found.planning, path), compiled=found.compiled)
 
     def replan(
         self,
@@ -154,13 +151,19 @@ class ExportedProgram(ShardedProgram):
 
     def _plan_for(self, mesh: Mesh, **options: Any) -> ShardingPlan:
         """A plan of the planning graph; ends whose layouts are not given are whole."""
-        planning, given = self._planned_from(), {name: value for name, value in options.items() if value is not None}
+        graph, given = self._planned_from().graph, {name: value for name, value in options.items() if value is not None}
         whole = dict.fromkeys(("input_layouts", "output_layouts"), "R" * mesh.ndim)
-        return plan_graph(planning.graph, mesh, Request(train=planning.graph.train, **{**whole, **given}))
+        request = Request(train=graph.train, **{**whole, **given})
+        if graph.family is None:
+            return plan_graph(graph, mesh, request)
+        even = not all(dim.uneven for dim in graph.family.dims)
+        request = replace(request, dynamic=tuple(replace(dim, uneven=False) for dim in graph.family.dims))
+        return lower_for_sizes(request, mesh, None, even=even, graph=graph).plan  # lowering says whether shards can be uneven
 
     def _with_plan(self, plan: ShardingPlan) -> ExportedProgram:
         """The program of another plan of the planning graph."""
         planning = self._planned_from()
+        planning = replace(planning, graph=as_planned(planning.graph, plan))
         program = lower_plan(planning.graph, plan, None, planning.rng, planning.without, legal=True)
         return self.of(program, self.whole_weights, planning=planning)
 
@@ -208,13 +211,14 @@ class ExportedProgram(ShardedProgram):
         held |= {} if beside is None else {"files of the ranks": beside.digest}
         compare({**held, **weight_fields(values), **debug_field(debug)}, ranks=ranks, timeout=timeout)
         with ends_together("bind the program", ranks=ranks, timeout=timeout):
-            bound = bind(program, device_mesh, device)
+            code = program.compiled if ahead else None
+            bound = bind(program, device_mesh, device, axes_of_code(program, code, device_mesh) if code else None)
             if beside is not None:
                 values = beside.on_mesh(program, device_mesh, bound.device)
             make: Any = partial(compile_program, compiler=compiler, timeout=timeout, debug=debug)
-            if ahead and program.compiled is not None:
-                make = partial(load_program, program.compiled, timeout=timeout)
-            return BoundModule(program, values, bound, make)
+            if code:
+                make = partial(load_program, code, timeout=timeout)
+            return BoundModule(program, values, bound, make, ahead)
 
 
 def _checked(planning: Planning | None, path: str | Path) -> Planning | None:
@@ -238,8 +242,10 @@ class BoundModule(nn.Module):
         weights: Mapping[str, torch.Tensor],
         bound: BoundProgram,
         compiled: Callable[[BoundProgram], CompiledProgram],
+        ahead: bool = False,
     ) -> None:
         super().__init__()
+        self._ahead = ahead
         self._program = program
         _hold(self, program, weights)
         shard_parameters(self, parameter_layouts(program), bound.device_mesh, bound.device)
@@ -295,6 +301,8 @@ class BoundModule(nn.Module):
         mine = None if guard is None else str(guard)
         found = mine if self._ranks_alike else objection(mine, ranks=self._ranks, timeout=self._timeout)
         compiled = self._compiled
+        if found is not None and self._ahead:
+            raise SizesError(f"the compiled code takes for granted that {found}", where=str(sizes), remedy=OTHERS)
         if found is not None:
             said = ", ".join(f"{name}={size}" for name, size in sizes.items())
             text = "compiling once more, for %s alone: the compiler takes for granted that %s"
@@ -314,11 +322,18 @@ def lower_for_sizes(request: Request, mesh: Mesh, dump: Dump, *, even: bool, gra
     Unless ``even``, shards may have unequal lengths. If no such program is possible, makes one for even sizes only, and logs a warning.
     """
     if request.dynamic and not even:
+        loose = replace(request, dynamic=tuple(replace(dim, uneven=True) for dim in request.dynamic))
         try:
-            return _lowered(replace(request, dynamic=tuple(replace(dim, uneven=True) for dim in request.dynamic)), mesh, dump)
+            return _lowered(loose, mesh, dump, graph and graph.for_shards(uneven=True))
         except SizesError as error:
             log.warning("sizes that the mesh does not cut evenly are not served: %s", error.what)
-    return _lowered(request, mesh, dump, graph)
+    return _lowered(request, mesh, dump, graph and graph.for_shards(uneven=False))
+
+
+def as_planned(graph: PlanningGraph, plan: ShardingPlan) -> PlanningGraph:
+    """``graph`` for the shards, of unequal lengths or of equal ones only, for which ``plan`` is."""
+    found = (graph.for_shards(uneven=uneven) for uneven in (True, False))
+    return next((one for one in found if one.hash == plan.graph_hash), graph)
 
 
 def _lowered(request: Request, mesh: Mesh, dump: Dump, graph: PlanningGraph | None = None) -> ShardedProgram:

@@ -6,6 +6,7 @@ Read ``dims.py`` first, then ``family.py``; ``units.py`` computes the multiples 
 for which a plan is optimised.
 """
 
+from fxshard.shapes.bounds import Bounds, bounds_of
 from fxshard.shapes.dims import DynamicDim, Ranged, dynamic_dims
 from fxshard.shapes.family import GraphFamily, instantiated
 from fxshard.shapes.guards import Guard, determined_by, distinct, first_broken, guards_of, guards_on
@@ -18,6 +19,8 @@ __all__ = [
     "GraphFamily",
     "Guard",
     "Ranged",
+    "Bounds",
+    "bounds_of",
     "WeightedSizes",
     "fixes_jointly",
     "first_broken",

@@ -94,7 +94,7 @@ def determined_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) 
     guards that bound a difference from both sides (``length + 1 <= mask`` and ``mask <= length + 1``). Later names are expressed by
     earlier ones."""
     spelled = [guard.expression.xreplace({own: symbols[name] for name, own, _ in guard.symbols}) for guard in guards]
-    bounds = [bound for condition in spelled for bound in _bounds(condition)]
+    bounds = [bound for condition in spelled for bound in differences(condition)]
     found: dict[str, sympy.Basic] = {}
     for bound in bounds:
         name = next((n for n in reversed(list(symbols)) if n not in found and abs(bound.coeff(symbols[n])) == 1), None)
@@ -108,10 +108,10 @@ def determined_by(guards: Iterable[Guard], symbols: Mapping[str, sympy.Symbol]) 
     return found
 
 
-def _bounds(condition: sympy.Basic) -> list[sympy.Expr]:
+def differences(condition: sympy.Basic) -> list[sympy.Expr]:
     """Integer expressions that are at most 0 if ``condition`` holds."""
     if isinstance(condition, sympy.And):
-        return [bound for part in condition.args for bound in _bounds(part)]
+        return [bound for part in condition.args for bound in differences(part)]
     if not isinstance(condition, sympy.Rel) or isinstance(condition, sympy.Ne):
         return []
     difference = sympy.expand(condition.lhs - condition.rhs)

@@ -77,7 +77,7 @@ def random_graph_plan(
 
 def _expert_specs(annotated: Annotated, draw: Any) -> dict[str, Sequence[OpSpec]]:
     """The specs from which to choose those of nodes between tokens and experts. Nothing redistributes rows on the ranks of their experts:
-    either none of a mixture's nodes has them, or all have, on the same axis."""
+    either none of a mixture's nodes has them, or all have, on the same axes."""
     found: dict[str, Sequence[OpSpec]] = {}
     for nodes in expert_components(annotated.graph, annotated.calls):
         stay = {name: [s for s in annotated.specs[name] if _row_places(s) == set()] for name in nodes}
@@ -90,7 +90,7 @@ def _expert_specs(annotated: Annotated, draw: Any) -> dict[str, Sequence[OpSpec]
 
 def _row_places(spec: OpSpec) -> set[tuple[Any, ...]]:
     """How rows on the ranks of their experts lie on the mesh, among the layouts of a spec: what no redistribution changes."""
-    layouts = (layout for layout in (*spec.inputs, *spec.outputs) if layout.expert_axis is not None)
+    layouts = (layout for layout in (*spec.inputs, *spec.outputs) if layout.expert_axes)
     return {tuple(p if on_experts(p) or sharded_dim(p) in ROW_DIMS else None for p in layout) for layout in layouts}
 
 
@@ -108,7 +108,7 @@ def _random_saving(annotated: Annotated, specs: Mapping[str, OpSpec], draw: Any)
         source, output = producer(value)
         made = specs[source.name].outputs[output]
         others = [x for x in input_layouts(value, annotated.mesh) if not x.has_partial]
-        kept[value.name] = draw.choice([made] if made.expert_axis is not None else others)
+        kept[value.name] = draw.choice([made] if made.expert_axes else others)
     return Decision(specs, kept, redone)
 
 

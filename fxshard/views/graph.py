@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fxshard.byte_sizes import size_text
+from fxshard.errors import printable
 from fxshard.text_table import listed
 from fxshard.views.plan_view import PlanView
 from fxshard.views.reasons import module_of, where
@@ -135,7 +136,7 @@ def svg(graph: ModuleGraph) -> str:
 
 def _text(x: float, y: float, text: str, color: str) -> str:
     halo = 'stroke="white" stroke-width="3" paint-order="stroke"'
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="middle" fill="{color}" {halo}>{html.escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="middle" fill="{color}" {halo}>{html.escape(printable(text))}</text>'
 
 
 def _rows(graph: ModuleGraph) -> list[list[str]]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from fxshard.files import write_json
+from fxshard.files import digest, write_json
 from fxshard.views.plan_view import Collective, PlanView
 from fxshard.views.reasons import reason, where
 from fxshard.views.tables import matching, names_of
 
-SOURCES = ("picked", "lines", "model", "modules", "reads", "collectives")
+SOURCES = ("picked", "lines", "model", "modules", "reads", "results", "collectives")
 """The fields that decide nothing, which a plan's hash leaves out."""
 
 
 def plan_hash(view: PlanView) -> str:
     """The plan's ``hash``."""
-    return hashlib.sha256(write_json({name: value for name, value in view.fields.items() if name not in SOURCES}).encode()).hexdigest()
+    return digest(write_json({name: value for name, value in view.fields.items() if name not in SOURCES}))
 
 
 def plain_plan(view: PlanView, globs: Sequence[str] = ()) -> dict[str, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
 from fxshard.byte_sizes import size_text
-from fxshard.errors import count_text
-from fxshard.text_table import fitted, labelled, listed
+from fxshard.errors import count_text, printable
+from fxshard.text_table import fitted, labelled, listed, shorten
 from fxshard.views.fallbacks import by_cause
 from fxshard.views.plan_view import Collective, Fields, PlanView, Where
 from fxshard.views.reasons import module_of, reason, where
@@ -19,6 +20,9 @@ from fxshard.views.words import NAMES_WIDTH, alike, cost_text, layout_words, mer
 
 COSTLIEST, LAYOUTS = 5, 16
 """Number of collectives, and at most so many rows of layouts, on the screen."""
+
+MADE = 3
+"""Number of layouts of operators' results on the screen."""
 
 INDENT, NAMES = 10, 60
 """Spaces before a reason, and characters of a list of modules."""
@@ -30,16 +34,18 @@ def screen(view: PlanView, program: Fields | None = None) -> str:
     parts = [labelled(head(view, program)), layouts(view, LAYOUTS), costliest(view)]
     parts += [] if program is None else program_parts(view, program)
     parts += [fitted(found, (heading, "reason"), same=False) for heading, found in by_cause(view.fallbacks).items()]
-    return "\n\n".join(part for part in parts if part)
+    return printable("\n\n".join(part for part in parts if part))
 
 
 def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]:
     """(label, text) of everything that is one line."""
     rows = [("model", model_text(view)), ("mesh", f"{view.mesh_text}, {view.devices} devices ({view.hardware})")]
+    rows += [("not used", told)] if (told := idle_text(view)) else []
     rows.append(("objective", proof_text(view)))
     rows += [("priced", mean_text(view))] if view.fields.get("example_sizes") else []
     rows += [("step", step_text(view))] if not view.partial and view.objective else []
     rows += [("beside compute", hidden_text(view))] if view.hidden else []
+    rows += [("operators", told)] if (told := operators_text(view)) else []
     if view.memory or view.memory_limit is not None:
         rows.append(("memory", memory_text(view)))
     for label, names in view.repeated.items():
@@ -49,7 +55,10 @@ def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]
     rows += [("computed again", f"{count_text(len(blocks), 'block')}: {listed(merged_names(blocks), NAMES_WIDTH)}")] if blocks else []
     rows += [("gathered in fp8", text) for text in fp8_texts(view)]
     rows += [(f"{kind} on the host", text) for kind, text in offloaded_texts(view).items()]
-    return rows + ([("local graphs", graphs_text(program))] if program is not None else [])
+    if program is not None:
+        rows.append(("local graphs", graphs_text(program)))
+        rows += [("collectives", told)] if (told := merged_text(view, [c["serves"] for c in program["collectives"]])) else []
+    return rows + ([("compiled code", compiled_text(program))] if program is not None and program.get("compiled") else [])
 
 
 def model_text(view: PlanView) -> str:
@@ -72,6 +81,15 @@ def _many(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {word}"
     return f"{count:,}"
+
+
+def idle_text(view: PlanView) -> str:
+    """The axes along which every rank does the same work; "" if there are none."""
+    axes = view.axes if view.nodes and not view.partial else {}
+    layouts_seen = {layout for node in view.nodes.values() for layout in node["outputs"]}
+    used = {axis for layout in layouts_seen for axis, placement in zip(axes, placements(layout), strict=False) if placement != "R"}
+    idle = [axis for axis, size in axes.items() if size > 1 and axis not in used]
+    return f"{' and '.join(idle)}: no tensor is sharded there, all its ranks do the same work" if idle else ""
 
 
 def proof_text(view: PlanView) -> str:
@@ -112,6 +130,18 @@ def hidden_text(view: PlanView) -> str:
     return f"assumes {times} hidden behind compute"
 
 
+def operators_text(view: PlanView) -> str:
+    """How the work is divided, which parameters do not say: the layouts of what operators make, the most frequent first; "" without."""
+    raw = Counter(node["outputs"][0] for name, node in view.nodes.items() if name not in view.inputs and node.get("outputs"))
+    made = Counter[str]()
+    for layout, count in raw.items():  # few among thousands of nodes
+        made[layout_words(layout, list(view.axes))] += count
+    told = [f"{count / made.total():.0%} {layout}" for layout, count in made.most_common(MADE)]
+    rest = 1 - sum(count for _, count in made.most_common(MADE)) / max(made.total(), 1)
+    others = f"; {rest:.0%} others" if rest >= 0.005 else ""
+    return f"{count_text(made.total(), 'result')}: {'; '.join(told)}{others}" if made else ""
+
+
 def memory_text(view: PlanView) -> str:
     """The peak, the limit, and the bytes of each kind, the largest first."""
     limit = "" if view.memory_limit is None else f" of {size_text(view.memory_limit)}"
@@ -119,6 +149,13 @@ def memory_text(view: PlanView) -> str:
     sizes = ", ".join(f"{name}={size}" for name, size in view.fields.get("memory_sizes", {}).items())
     at = f"{limit} a device at its peak{f', at {sizes}' if sizes else ''}"
     return f"{size_text(sum(view.memory.values()))}{at}{f': {kinds}' if kinds else ''}"
+
+
+def limit_rows(view: PlanView) -> list[tuple[str, str]]:
+    """The memory limit, and the dynamic sizes for which the peak is meant, where there are any."""
+    sizes = ", ".join(f"{name}={size}" for name, size in view.fields.get("memory_sizes", {}).items())
+    rows = [("limit", size_text(view.memory_limit))] if view.memory_limit is not None else []
+    return rows + ([("at", sizes)] if sizes else [])
 
 
 def packed_texts(view: PlanView) -> list[str]:
@@ -253,10 +290,26 @@ def graphs_text(program: Fields) -> str:
     return "1, for all ranks" if program.get("by_rank") else "1, shards are even"
 
 
+def merged_text(view: PlanView, served: Iterable[Sequence[object]]) -> str:
+    """How many collectives a program issues, if some of them serve several of the plan's, which travel together; else "".
+
+    ``served``: of each that it issues, those of the plan.
+    """
+    counts = [len(one) for one in served]
+    together = f"{len(counts)} issued for the plan's {len(view.collectives)}, some of which travel together"
+    return together if any(count > 1 for count in counts) else ""
+
+
+def compiled_text(program: Fields) -> str:
+    """For which device a program holds compiled code, for how many size classes, and how it is run."""
+    devices, count, classes = program["compiled"]["devices"], program["compiled"]["models"], program["size_classes"]
+    served = "for all ranks" if count == classes == 1 else f"for {count} of {classes} size classes"
+    return f"for {' and '.join(devices)}, {served}; fxshard run --compiler aot_inductor runs it"
+
+
 def program_parts(view: PlanView, program: Fields) -> list[str]:
     """Tables of a program's inputs and outputs, dynamic sizes, and guards."""
-    ends = [end for end in (*program["inputs"], *program["outputs"]) if end["kind"] != "parameter"]
-    rows = [(e["kind"], e["name"], layout_words(e["layout"], list(view.axes)), shape_text(e["shape"])) for e in ends]
+    rows = _ends_of_program(view, program)
     sizes = [(s["name"], ", ".join(f"dim {d} of {path}" for path, d in s["places"]), s["served"], s["example"]) for s in program["sizes"]]
     guards = [(guard["condition"], guard["where"]) for guard in program["guards"]]
     tables = (
@@ -265,3 +318,19 @@ def program_parts(view: PlanView, program: Fields) -> list[str]:
         (guards, ("taken for granted", "by")),
     )
     return [tabulate(found, headers=headers, disable_numparse=True) for found, headers in tables if found]
+
+
+def _ends_of_program(view: PlanView, program: Fields) -> list[tuple[str, str, str, str]]:
+    """(kind, name, layout, shape): a line for each input and output of a call. What belongs to the model (buffers, gradients, updates in
+    place) may be hundreds: those of a kind with one layout share a line."""
+    axes, rows, rest = list(view.axes), [], dict[tuple[str, str], list[str]]()
+    for end in (*program["inputs"], *program["outputs"]):
+        layout = layout_words(end["layout"], axes)
+        if end["kind"] in ("input", "output"):
+            rows.append((end["kind"], end["name"], layout, shape_text(end["shape"])))
+        elif end["kind"] != "parameter":
+            rest.setdefault((end["kind"], layout), []).append(end["name"])
+    for (kind, layout), names in rest.items():
+        count = f"{len(names)}: " if len(names) > 1 else ""
+        rows.append((kind, count + shorten(", ".join(alike(names)), NAMES), layout, ""))
+    return rows

@@ -13,8 +13,11 @@ from fxshard.errors import OptionError, closest
 from fxshard.text_table import fitted, labelled
 from fxshard.views.plan_view import Collective, Fields, PlanView, Where
 from fxshard.views.reasons import reason, where
-from fxshard.views.screen import memory_text, whole_bytes
+from fxshard.views.screen import limit_rows, whole_bytes
 from fxshard.views.words import cost_text, layout_words, shape_text
+
+WIDE = 160
+"""Characters in a line of the tables that say reasons."""
 
 
 def nodes_table(view: PlanView, globs: Sequence[str] = ()) -> str:
@@ -60,13 +63,13 @@ def _parameter(view: PlanView, node: str, kind: str, name: str) -> tuple[Any, ..
     return name, kind, layout_words(layout, list(view.axes)), shape, dtype, size_text(size), size_text(share)
 
 
-def collectives_table(view: PlanView, globs: Sequence[str] = ()) -> str:
+def collectives_table(view: PlanView, globs: Sequence[str] = (), width: int = WIDE) -> str:
     """One line per collective, numbered as for ``plan.why_collective``: bytes that each rank sends, cost, layouts, module and reason."""
     if not view.collectives:
         return "no collectives"
     chosen = matching(globs, view.collectives, lambda c: (where(view, c).module, *names_of(view, c.value)), "collective")
     rows = [_collective(view, c) for c in chosen]
-    return fitted(rows, ("no.", "collective", "axis", "bytes", "time", "layouts", "where", "reason"), width=160)
+    return fitted(rows, ("no.", "collective", "axis", "bytes", "time", "layouts", "where", "reason"), width=width)
 
 
 def _collective(view: PlanView, c: Collective) -> tuple[Any, ...]:
@@ -85,7 +88,7 @@ def memory_kinds(view: PlanView) -> str:
     whole = sum(view.memory.values())
     kinds = sorted(view.memory.items(), key=lambda one: -one[1])
     rows = [(kind, size_text(size), f"{size / max(whole, 1):.1%}") for kind, size in kinds if size]
-    head = [("peak per device", exact_size(whole)), ("memory", memory_text(view).partition(":")[0])]
+    head = [("peak per device", exact_size(whole)), *limit_rows(view)]
     return f"{labelled(head)}\n\n{fitted(rows, ('at the peak', 'bytes', 'share'), same=False)}"
 
 

@@ -19,7 +19,7 @@ REPLACED: list[tuple[Any, str]] = [(SymNode, "has_hint"), (fake_impls, "_compute
 
 
 def compiling() -> AbstractContextManager[None]:
-    return inductor._any_size(SymbolEnv().shape_env)
+    return inductor.any_size(SymbolEnv().shape_env)
 
 
 @pytest.mark.parametrize("first, second", [(oblivious, oblivious), (compiling, compiling), (oblivious, compiling)])

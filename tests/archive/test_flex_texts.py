@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,16 @@ REFUSED = [
 ]
 
 
+@pytest.fixture
+def _usual_recursion_limit() -> Iterator[None]:
+    """Python's own: Inductor, if another test has used it, doubles the limit."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("_usual_recursion_limit")
 @pytest.mark.parametrize(("other", "what"), REFUSED, ids=lambda value: str(value)[:40])
 def test_another_text_is_refused(stored: Path, other: Any, what: str, tmp_path: Path) -> None:
     def change(graph: Any) -> None:
@@ -100,4 +112,18 @@ def test_another_text_is_refused(stored: Path, other: Any, what: str, tmp_path: 
     path = tmp_path / "m.pt2"
     path.write_bytes(stored.read_bytes())
     with pytest.raises(FileError, match=what):
+        archive.load(edited(path, GRAPH, change))
+
+
+@pytest.mark.parametrize("name", ["flex_attention_fused", "flex_attention_fused_backward"])
+def test_operators_of_bound_graphs_are_refused(stored: Path, name: str, tmp_path: Path) -> None:
+    """They read their texts when they run."""
+
+    def change(graph: Any) -> None:
+        call = next(n for n in graph["graph_module"]["graph"]["nodes"] if "flex_attention" in n["target"])
+        call["target"] = f"torch.ops.fxshard.{name}.default"
+
+    path = tmp_path / "m.pt2"
+    path.write_bytes(stored.read_bytes())
+    with pytest.raises(FileError, match="not an operator that a program may call"):
         archive.load(edited(path, GRAPH, change))

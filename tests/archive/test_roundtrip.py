@@ -70,7 +70,7 @@ def test_torch_opens_the_file_and_nothing_in_it_is_a_pickle(tmp_path: Path) -> N
     exported = torch.export.load(tmp_path / "m.pt2", extra_files=files)
     targets = [str(n.target) for n in exported.graph.nodes if n.op == "call_function"]
     assert targets == ["fxshard.einsum.default", "_c10d_functional.all_reduce.default", "_c10d_functional.wait_tensor.default"]
-    assert files["fxshard/plan.json"].startswith('{\n"format": "fxshard-plan"')
+    assert files["fxshard/plan.json"].splitlines()[2] == '"format": "fxshard-plan",'
     with zipfile.ZipFile(tmp_path / "m.pt2") as open_archive:
         contents = {name: open_archive.read(name) for name in open_archive.namelist()}
     assert not any(data.startswith(b"\x80") or b"PK\3\4" in data for data in contents.values())

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxshard import archive
+from fxshard import archive, files
+from fxshard.archive import container
+from fxshard.archive.store import load_all
 from fxshard.errors import FileError
 from tests.archive.hostile import entries, pack
 from tests.programs import small_program
@@ -93,6 +95,49 @@ def test_invalid_safetensors_are_refused_whatever_the_manifest_says(path: Path, 
     pack(path, entries(path) | {SAFETENSORS: content})
     with pytest.raises(FileError):
         archive.load_weights(path)
+
+
+def _two(second: tuple[int, int], more: bytes = b"") -> bytes:
+    """The weight's 128 bytes, and a second tensor at a place of its own."""
+    rows = {"lin.weight": {"dtype": "F32", "shape": [8, 4], "data_offsets": [0, 128]}}
+    rows["other"] = {"dtype": "U8", "shape": [second[1] - second[0]], "data_offsets": list(second)}
+    text = json.dumps(rows).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(128) + more
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (_two((0, 8)), "the weights overlap"),
+        (_two((132, 136), bytes(8)), "nothing is said of their byte 128"),
+        (_header({}) + b"more", "do not end where the last tensor does"),
+        (_two((128, 136), bytes(8)), "a weight 'other', which its program does not read"),
+    ],
+)
+def test_a_file_holds_its_weights_and_nothing_else(path: Path, content: bytes, what: str) -> None:
+    pack(path, entries(path) | {SAFETENSORS: content})
+    with pytest.raises(FileError, match=what):
+        load_all(path)
+
+
+def test_there_is_a_file_for_each_rank_of_the_mesh(tmp_path: Path) -> None:
+    program = small_program()
+    ranks = program.mesh.size
+    for count in (ranks - 1, ranks + 1):
+        archive.save(program, tmp_path / "m.pt2", shards=[{"lin.weight": WEIGHT}] * count)
+        with pytest.raises(FileError, match=f"lists the weights of {count} ranks, the program's mesh has {ranks}"):
+            archive.load(tmp_path / "m.pt2")
+        with pytest.raises(FileError, match=f"none of rank {count}"):
+            archive.load_rank(tmp_path / "m.pt2", count)
+
+
+def test_a_program_that_would_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, limit in ((container, "MAX_BYTES"), (files, "MAX_PARSED"), (container, "MAX_RATIO")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, limit, 1)
+            with pytest.raises(FileError, match=r"too large for a file: .* absurdly large"):
+                archive.save(small_program(), tmp_path / "m.pt2")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unaligned_weights_load(path: Path) -> None:

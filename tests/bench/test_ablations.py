@@ -8,7 +8,9 @@ import pytest
 from bench.ablations.__main__ import main
 from bench.ablations.anchors import ANCHORS, Anchor, Planned, Prepared
 from bench.ablations.measure import UNUSED, Figures, cells
-from bench.ablations.mechanisms import MECHANISMS, Mechanism, used_of
+from bench.ablations.mechanism import Mechanism, together, used_of
+from bench.ablations.mechanisms import MECHANISMS
+from bench.ablations.steps import Compared, row
 from fxshard.solver import PlacementProblem, solve
 
 BY_NAME = {one.name: one for one in MECHANISMS}
@@ -22,7 +24,7 @@ def test_every_mechanism_can_be_switched_off(mechanism: Mechanism) -> None:
 
 
 def test_every_mechanism_has_an_anchor_of_its_stage() -> None:
-    assert {one.of for one in MECHANISMS} == {one.of for one in ANCHORS}
+    assert {one.of for one in MECHANISMS} == {one.of for one in ANCHORS} | {"step"}
     assert len(BY_NAME) == len(MECHANISMS) and len({one.name for one in ANCHORS}) == len(ANCHORS)
 
 
@@ -64,3 +66,17 @@ def test_memory_limits_are_fractions_of_the_unlimited_plan() -> None:
     planned = Planned(perceptron, "dp=2", "cpu", {"optimizer": "adamw"}, limit=0.9, work=1e7)
     objective, bound = planned(None)()
     assert 0 < bound <= objective
+
+
+def test_mechanisms_of_a_stage_are_switched_off_together() -> None:
+    one, lowered = together([BY_NAME["small degree"], BY_NAME["dominance"], BY_NAME["bucket"]])
+    assert one.name == "small degree + dominance" and lowered.name == "bucket"
+    assert one.lines == BY_NAME["small degree"].lines + BY_NAME["dominance"].lines
+    base, without = cells(Anchor("grid", "solve", _grid), [one], None)
+    assert base.figures is not None and without.figures is not None
+    assert base.figures.objective == without.figures.objective and base.figures.work < without.figures.work
+
+
+def test_steps_are_shown_as_medians_and_their_middle_half() -> None:
+    shown = row(Compared("one", (1.0, 2.0, 3.0, 4.0), (0.5,), 1.0, 1.25), 7)
+    assert shown == ("one", 7, "2.500 (1.250 to 3.750)", "0.500", "1.25")

@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 
 from bench.fuzz.run import Tally, original, run_here
-from bench.fuzz.subjects import Subject, subjects
+from bench.fuzz.subjects import SHARES, Subject, cases, subjects
 
-CASES = {"program": 60, "graph": 120, "flex": 200, "plan": 60, "checkpoint": 60, "hardware": 40, "solver": 40}
+CASES = {"program": 60, "graph": 120, "flex": 200, "plan": 60, "checkpoint": 60, "hardware": 40, "solver": 40, "trace": 40}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Subject]]:
     return subjects(tmp_path_factory.mktemp("files"))
+
+
+def test_every_kind_of_file_has_a_share(files: dict[str, list[Subject]]) -> None:
+    assert set(SHARES) == set(files) == set(CASES)
+    assert sum(cases(kind, 10_000) for kind in files) == 10_000 and min(cases(kind, 10_000) for kind in files) > 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in /proc")

@@ -11,6 +11,7 @@ import torch
 import fxshard
 from bench.kills.rank import Settings, model
 from bench.kills.supervisor import differing, run
+from tests.distributed.scenarios import forks
 
 SETTINGS = Settings(steps=40, compiler="eager", small=True)
 
@@ -21,6 +22,7 @@ def test_a_killed_run_ends_with_the_same_checkpoint(tmp_path: Path) -> None:
     print(f"seed of the kills: {seed}")
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     calm.mkdir()
+    forks()
     killed.mkdir()
     assert run(SETTINGS, calm, 0, seed).steps_done == SETTINGS.steps
     said = run(SETTINGS, killed, 3, seed)

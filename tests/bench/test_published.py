@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.published import fit, rows
+from bench.published import fit, rows, sustained
 from bench.published.__main__ import main
 from bench.published.collective_time import predicted
 from bench.published.layouts import pins_of
@@ -38,7 +38,7 @@ def test_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_call_takes_longer_than_one_of_many(tmp_path: Path) -> None:
-    (one,) = rows.collectives(written(tmp_path, 1.0))
+    (one,) = rows.collectives(written(tmp_path, 1.0) / "collectives.csv")
     again = rows.Collective(one.kind, one.device, one.ranks, one.nodes, one.size, one.measured, "PyTorch")
     assert predicted(again) > predicted(one) + 20
 
@@ -76,3 +76,16 @@ def test_the_parts_of_a_step_grow_with_its_layers() -> None:
     assert isinstance(one, StepTime) and one.total < two.total < 2 * one.total
     assert one.products < two.products and one.attention * 2 == pytest.approx(two.attention)
     assert one.recomputed == 0 and 0 < one.optimizer < two.optimizer
+
+
+def test_the_rate_that_products_sustain_is_recovered_without_a_source() -> None:
+    """Steps made with products at 0.5 of the best rate, of two sources: either one gives that rate, which predicts the other."""
+    held = []
+    for source, products in (("one", 9e5), ("one", 4e5), ("two", 2e5)):
+        time = StepTime(products, 1e5, 2e5, 3e4, 5e4, 1e4, again=4e4)
+        true = time.total + (products + 4e4) * (sustained.SUSTAINED / 0.5 - 1)
+        step = rows.Step("llama3-8b", "h100", "dp=8", "FSDP", 1, 8192, "none", true / 1000, f"{source} paper")
+        held.append(sustained.Held(step, time))
+    assert sustained.fitted(held) == 0.5
+    for rate, own in sustained.left_out(held).values():
+        assert rate == 0.5 and sustained.spread(own, rate) == pytest.approx((1.0, 1.0, 1.0))

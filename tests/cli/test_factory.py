@@ -44,6 +44,9 @@ def broken():
     return nn.Linear(2, "two"), ()
 
 number = 3
+
+class Net(nn.Module):
+    pass
 """
 
 
@@ -79,6 +82,7 @@ def test_wrong_factories_are_refused(file: str, name: str, what: str) -> None:
     with pytest.raises(FxshardError) as caught:
         load_model(f"{file}:{name}")
     assert what in caught.value.what and caught.value.where == f"{file}:{name}" and caught.value.remedy
+    assert "Net" not in caught.value.remedy, "a class is no factory"
 
 
 def test_an_error_in_the_factory_names_its_line(file: str) -> None:

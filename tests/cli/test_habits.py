@@ -1,10 +1,11 @@
-"""What every command does: an example, ``--json``, completion, exit codes, silence in a pipe, no colours, no half-written file."""
+"""What every command does: an example, ``--json``, completion, exit codes, no half-written file."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fxshard.cli import main as cli
-from fxshard.cli.console import exit_codes, progress
+from fxshard.cli.console import exit_codes
 from fxshard.files import atomic_file
 from tests.plans.small_plans import small_plan
 
@@ -77,27 +78,6 @@ def _seconds(arguments: list[str]) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def test_a_pipe_gets_neither_colours_nor_progress(tmp_path: Path) -> None:
-    small_plan().save(tmp_path / "plan.json")
-    ran = fxshard("inspect", str(tmp_path / "plan.json"), NO_COLOR="1")
-    assert ran.stderr == "" and "\x1b" not in ran.stdout and ran.returncode == 0
-    assert fxshard("inspect", "nowhere.json").returncode == 2
-
-
-def test_progress_shows_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.05)
-    monkeypatch.setattr(progress, "TICK", 0.02)
-    with progress.progress("planning", 2) as told:
-        told.finish()
-        time.sleep(0.3)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress.progress("planning", 2) as told:
-        told.finish()
-        time.sleep(0.5)
-    assert "planning: 1/2" in capsys.readouterr().err
-
-
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     path.write_text("old")
@@ -109,6 +89,48 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, capsys: pytest
 
     assert exit_codes.ended(command) == exit_codes.INTERRUPTED == 130
     assert [one.read_text() for one in tmp_path.iterdir()] == ["old"] and "interrupted" in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, time
+from pathlib import Path
+import torch
+
+def begin_and_wait(*_):
+    Path({begun!r}).touch()
+    time.sleep(100)
+
+def loading():
+    begin_and_wait()
+
+def writing():
+    os.replace = begin_and_wait
+    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)
+"""
+
+
+@pytest.mark.parametrize("factory", ["loading", "writing"])
+def test_ctrl_c_ends_an_export_without_half_a_file(factory: str, tmp_path: Path) -> None:
+    """A real signal, while the model loads, and when all is written but not yet moved over the old file."""
+    (begun := tmp_path / "marks").mkdir()
+    (out := tmp_path / "out").mkdir()
+    (out / "model.pt2").write_text("old")
+    (tmp_path / "model.py").write_text(INTERRUPTED.format(begun=str(begun / "begun")))
+    command = [sys.executable, "-m", "fxshard", "export", f"{tmp_path}/model.py:{factory}", "--mesh", "tp=2", "--no-cache"]
+    heeded = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  (a shell's background jobs ignore it)
+    child = subprocess.Popen([*command, "-o", f"{out}/model.pt2"], stderr=subprocess.PIPE, text=True, preexec_fn=heeded)
+    try:
+        until = time.monotonic() + 120
+        while not any(begun.iterdir()):
+            assert child.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        assert any(file.suffix == ".tmp" for file in out.iterdir()) == (factory == "writing")
+        child.send_signal(signal.SIGINT)
+        said = child.communicate(timeout=60)[1]
+    finally:
+        child.kill()
+    assert child.returncode == 130 and "interrupted" in said
+    assert [(file.name, file.read_text()) for file in out.iterdir()] == [("model.pt2", "old")]
 
 
 def test_solve_and_diff_as_json(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from torch import nn
 
 import fxshard
 from fxshard.cli import main as cli
-from fxshard.cli.arguments.words import parse_words
+from fxshard.cli.arguments.words import WORDS, parse_words
 from fxshard.cli.console.exit_codes import USER_ERROR
 from fxshard.errors import OptionError
 from fxshard.mesh.mesh import parse_mesh
-from fxshard.plans.parallel import FullyShard, HybridShard, TensorParallel, read_parallel
+from fxshard.plans.parallel import AUTO, NAMED, FullyShard, HybridShard, TensorParallel, read_parallel
 
 MODEL = """
 import torch
@@ -30,6 +30,13 @@ def training():
 def factory(tmp_path: Path) -> str:
     (tmp_path / "model.py").write_text(MODEL)
     return f"{tmp_path / 'model.py'}:training"
+
+
+def test_the_words_of_one_axis_are_those_of_python() -> None:
+    """hsdp is for two axes, which AXIS=WORD cannot say."""
+    assert set(WORDS) == {AUTO, *NAMED} - {"hsdp"}
+    with pytest.raises(OptionError, match=r"'fspd' is not a word for an axis; did you mean 'fsdp'\?"):
+        parse_words("dp=fspd")
 
 
 def test_words_are_text_or_objects() -> None:

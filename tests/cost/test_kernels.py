@@ -14,7 +14,9 @@ from fxshard.graph.call import Call, Operand, TensorMeta
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.architectures import ARCHITECTURES
 from fxshard.mesh.mesh import Mesh
+from fxshard.ops.flex.functions import IDENTITY
 from fxshard.plans.plan_data import OpSpec
+from tests.ops.flex.test_functions import text
 
 R = Layout.parse("R")
 
@@ -63,10 +65,9 @@ def test_attention_has_its_published_rates() -> None:
         assert time == pytest.approx(KERNEL + flops / (989e12 * 0.40 * share) * 1e6, rel=0.01)
 
 
-def test_packed_attention_runs_the_same_kernel_and_flex_attention_products_in_float32() -> None:
-    """All scores of one sequence: packed ones at the fused kernel's rate; flex ones at 67 TFLOP/s at the most, in bfloat16 too."""
+def test_packed_attention_runs_the_same_kernel() -> None:
+    """All scores of one sequence."""
     length, heads = 8192, 32
-    flops = 4 * heads * 128 * length**2
     fused = time_of("fxshard.sdpa.default", [(1, heads, length, 128)] * 3, (1, heads, length, 128), None, False, 0.0, None)
     bounds = [(2,)] * 2
     packed = time_of(
@@ -81,9 +82,27 @@ def test_packed_attention_runs_the_same_kernel_and_flex_attention_products_in_fl
         -1,
         None,
     )
-    flex = time_of("fxshard.flex_attention.default", [(1, heads, length, 128)] * 3, (1, heads, length, 128))
     assert packed == pytest.approx(fused, rel=1e-6)
-    assert flex > flops / 67e12 * 1e6 > 5 * fused
+
+
+FLEX = ((), (), None, None, None, IDENTITY, text(lambda b, h, q, k: q.new_ones((), dtype=torch.bool)), 1.0)
+
+
+def test_flex_attention_runs_a_fused_kernel_or_products_in_float32() -> None:
+    """All scores of one sequence, in bfloat16: at attention's rate, or at 67 TFLOP/s at the most with heads too small for the kernel."""
+    shape, small = (1, 32, 8192, 128), (1, 256, 8192, 8)
+    fused = time_of("fxshard.sdpa.default", [shape] * 3, shape, None, False, 0.0, None)
+    assert time_of("fxshard.flex_attention.default", [shape] * 3, shape, *FLEX) == pytest.approx(fused, rel=1e-6)
+    products = 4 * 256 * 8 * 8192**2
+    assert time_of("fxshard.flex_attention.default", [small] * 3, small, *FLEX) > products / 67e12 * 1e6
+
+
+def test_the_backward_of_flex_attention_has_the_length_of_its_keys() -> None:
+    """Few queries, and a gradient of logsumexp before them: five products at 33 % of 989 TFLOP/s."""
+    q, k = (1, 64, 1024, 128), (1, 64, 32768, 128)
+    time = time_of("fxshard.flex_attention_backward.default", [q, q[:-1], q, k, k, q, q[:-1]], k, *FLEX, ())
+    flops = 5 * 2 * 64 * 128 * 1024 * 32768
+    assert time == pytest.approx(KERNEL + flops / (989e12 * 0.33 * 32768 / (32768 + 512)) * 1e6, rel=0.01)
 
 
 def test_grouped_products_are_slower_than_one_of_all_their_rows() -> None:

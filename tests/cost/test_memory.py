@@ -10,7 +10,7 @@ from torch import fx
 
 from fxshard.cost.liveness import BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.errors import OptionError
 from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 

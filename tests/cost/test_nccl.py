@@ -49,9 +49,13 @@ MEASURED = [
     ("b200", 8, 32, "all_reduce", 64 * MIB, 657.4, 54.0),
     ("b200", 8, 32, "all_reduce", 1 << 30, 5684.2, 54.0),
     ("a100", 8, 8, "all_reduce", 16 * MIB, 294.1, 54.0),
+    ("h100", 8, 16, "all_reduce", 1 << 30, 4520.9, 0.0),
+    ("h100", 8, 16, "all_reduce", 16 << 30, 69305, 0.0),
+    ("a100", 8, 16, "all_reduce", 10 << 30, 91945, 0.0),
 ]
-"""Of nccl-tests 2.30.7 and PyTorch's bench (stas00/ml-engineering), and Galvatron. The last number is the host's part of a single call,
-which is no part of a price."""
+"""Of nccl-tests 2.30.7 and PyTorch's bench (stas00/ml-engineering), Galvatron, and OCI's tutorials on two nodes
+(oracle-japan.github.io/ocitutorials/hpc/benchmark/run-nccltests-h100 and run-nccltests), to which nothing was fitted. The last number is
+the host's part of a single call, which is no part of a price."""
 
 
 @pytest.mark.parametrize(("device", "node", "ranks", "kind", "size", "measured", "call"), MEASURED)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -23,6 +22,7 @@ from fxshard.errors import FxshardError
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.ranks import heartbeat
 from fxshard.runtime.ranks.watchdog import watching
+from tests.distributed.scenarios import forks
 
 START = 200.0  # seconds until all ranks are ready, on busy cores
 TIMEOUT = 6.0  # seconds that a rank waits for the others
@@ -87,8 +87,7 @@ def start(fault: Fault, folder: Path) -> dict[int, Survivor]:
     """Runs ``fault`` and returns how each rank ended. A rank that did not end by itself in time is missing."""
     (folder / "plan.json").write_text(plan_of(fault.mesh))
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # not in a rank, so that it outlives them all
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tests.distributed.faults", "fxshard.runtime.backend.backend", "torch._inductor.compile_fx"])
+    context = forks()
     ranks = [context.Process(target=_rank, args=(fault, rank, store.port, str(folder)), daemon=True) for rank in range(fault.world)]
     for process in ranks:
         process.start()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,23 @@ Scenario = Callable[[], Any]
 """Runs on every rank, in a process with a default gloo group. It fails if it raises."""
 
 
+def forks() -> Any:
+    """The multiprocessing context whose processes are forks of one server, which has imported torch and trained a model (``warm``).
+
+    A test process has one such server, with the imports of the test that started it: all tests that start ranks start it here.
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["tests.distributed.warm"])
+    forkserver.ensure_running()
+    return context
+
+
 def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, seconds: float = 300.0) -> dict[str, str]:
     """Runs all ``scenarios``, in order, on ``world`` processes. Returns for each the traceback of the first rank that failed, or "".
 
     Scenarios are module-level functions. If a scenario fails on some ranks only, later ones may fail because of it.
     """
-    context = mp.get_context("forkserver")  # the server imports torch once for all ranks
-    context.set_forkserver_preload(["tests.distributed.warm"])
+    context = forks()
     arguments = [(dict(scenarios), rank, world, str(folder)) for rank in range(world)]
     processes = [context.Process(target=_process, args=a, daemon=True) for a in arguments]
     for process in processes:
@@ -52,6 +64,25 @@ def two_ranks(*scenarios: Scenario) -> tuple[Any, Any]:
         assert not found[name], found[name]
 
     return found, test_two_ranks
+
+
+def run_command(body: Callable[[], int], folder: Path, seconds: float = 300.0) -> tuple[int | None, str, str]:
+    """Runs ``body`` in one process, without a group. Returns its exit code (None: it did not end), its stdout and its stderr."""
+    process = forks().Process(target=_command, args=(body, str(folder)), daemon=True)
+    process.start()
+    process.join(seconds)
+    code = process.exitcode
+    process.kill()
+    return code, (folder / "stdout").read_text(), (folder / "stderr").read_text()
+
+
+def _command(body: Callable[[], int], folder: str) -> None:
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    code = body()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _said(name: str, world: int, folder: Path) -> str:

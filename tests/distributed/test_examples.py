@@ -1,6 +1,6 @@
 """The examples, run as a user runs them: on two ranks, or in one process; they compare themselves with one device.
 
-Most that start torchrun, which imports torch three times, are slow tests.
+Those that start torchrun, which imports torch three times, are slow tests; test_run.py starts it in the suite.
 """
 
 from __future__ import annotations
@@ -57,11 +57,19 @@ def falling_losses(text: str) -> None:
     assert difference is not None and float(difference[1]) < 1e-4
 
 
-@pytest.mark.parametrize("parallel", ["fsdp", *(pytest.param(word, marks=pytest.mark.slow) for word in ("auto", "ddp", "tp"))])
-def test_train_gpt2(parallel: str) -> None:
-    text = said(*TORCHRUN, EXAMPLES / "train_gpt2.py", *QUICK, "--layers", "1", "--steps", "5", "--parallel", parallel)
+def trains_gpt2(text: str) -> None:
     falling_losses(text)
     assert re.search(r"[1-9]\d* collectives a step, gap 0.0%", text) and text.count("tokens/s") == 2
+
+
+def test_train_gpt2(tmp_path: Path) -> None:
+    trains_gpt2(forked("train_gpt2.py", tmp_path, *QUICK, "--layers", "1", "--steps", "5", world=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["auto", "ddp", "fsdp", "tp"])
+def test_train_gpt2_under_torchrun(parallel: str) -> None:
+    trains_gpt2(said(*TORCHRUN, EXAMPLES / "train_gpt2.py", *QUICK, "--layers", "1", "--steps", "5", "--parallel", parallel))
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from zoo import gpt2
 
 import fxshard
+from fxshard.cli import main as cli
 from fxshard.testing import assert_equal_to_one_device, one_device
-from tests.distributed.fresh import ROOT, run_fresh
+from tests.distributed.fresh import run_fresh
 
 RANK = """
 model = fxshard.load(folder + "/gpt2.pt2").bind(mesh)
@@ -48,12 +47,13 @@ def test_fresh_processes_give_the_same_outputs(exported: tuple[Path, torch.nn.Mo
         torch.testing.assert_close(load_file(folder / f"out{rank}.safetensors")["logits"], want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_loaded_program_simulates_and_is_inspected_without_a_process_group(exported: tuple[Path, torch.nn.Module, torch.Tensor]) -> None:
+def test_a_loaded_program_simulates_and_is_inspected_without_a_process_group(
+    exported: tuple[Path, torch.nn.Module, torch.Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, model, tokens = exported
     program = fxshard.load(folder / "gpt2.pt2")
     result = fxshard.simulate(program, (), kwargs={"input_ids": tokens})
     assert_equal_to_one_device(result, one_device(model, (), {"input_ids": tokens}, train=False), rtol=1e-5)
-    shown = subprocess.run(
-        [sys.executable, "-m", "fxshard", "inspect", str(folder / "gpt2.pt2")], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert "tp=2" in shown.stdout and "transformer.wte" in shown.stdout
+    assert cli.main(["inspect", str(folder / "gpt2.pt2")]) == 0
+    shown = capsys.readouterr().out
+    assert "tp=2" in shown and "transformer.wte" in shown

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
 from hypothesis import HealthCheck, given, settings
 
 from fxshard import inspect
+from fxshard.plans.plan_data import Place
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import plans, small_plan
 from tests.programs import small_program
@@ -23,6 +25,11 @@ def test_the_traffic_of_any_plan_adds_up(plan: ShardingPlan) -> None:
     assert {(t["kind"], t["axis"]): t["bytes"] for t in data["traffic"]} == dict(sent)
     assert sum(t["count"] for t in data["traffic"]) == len(plan.collectives)
     assert data["hash"] == plan.hash
+
+
+def test_the_hash_leaves_out_what_decides_nothing() -> None:
+    plan = dataclasses.replace(small_plan(), results={"mm": (0,)}, reads={"mm": ("x",)}, model="Net", places={"mm": Place("lin")})
+    assert inspect.to_json(plan)["hash"] == plan.hash == small_plan().hash
 
 
 def test_a_program_has_inputs_and_outputs_too() -> None:

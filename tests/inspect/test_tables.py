@@ -3,75 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 from expecttest import assert_expected_inline
 
 from fxshard import inspect
+from fxshard.layout.redistribution import single_step
+from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.plan_text import view_of
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.plans.small_plans import MESH, small_plan
+from fxshard.program.fields import program_fields
+from fxshard.views.issued import issued_table
+from fxshard.views.screen import program_parts, screen
+from tests.plans.small_plans import MESH, L, small_plan
 from tests.programs import small_program
 
 
-def test_summary_of_a_plan() -> None:
+def test_the_screen_of_a_program_adds_its_graphs_and_its_call() -> None:
+    """The plan's screen itself is a golden text in tests/plans/test_plan_text.py."""
+    plan, program = inspect.summary(small_plan()).splitlines(), inspect.summary(small_program(5)).splitlines()
+    assert str(small_plan()) == inspect.summary(small_plan())
+    squeezed = [" ".join(line.split()) for line in program]
+    assert [line for line in map(" ".join, map(str.split, plan)) if line not in squeezed] == []
     assert_expected_inline(
-        inspect.summary(small_plan()),
+        "\n".join(line for line, short in zip(program, squeezed, strict=True) if short not in map(" ".join, map(str.split, plan))),
         """\
-model      32 parameters in 1 tensor, forward, 4 nodes
-mesh       dp=2,tp=2, 4 devices (h100)
-objective  10.75 us, proven optimal (gap 0), of all plans within the limit
-step       compute 3.25 us; exposed communication 7.5 us (69.8%): 7.5 us on tp
-memory     64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
-
-parameters           count  layout                      bytes
------------------  -------  ----------------------  ---------
-lin                      1  S(0) on tp              128 bytes
-input args[0]               S(0) on dp, S(1) on tp
-output outputs[0]           S(0) on dp
-
-1 collective, 48 bytes sent by each rank
-  together  collective            each  where
-----------  ----------------  --------  ----------
-    7.5 us  all_reduce on tp  48 bytes  outputs[0]
-          partial sum: the dim summed over is sharded
-
-replicated for want of a rule    reason
--------------------------------  --------------
-mm                               no rule for it""",
-    )
-
-
-def test_summary_of_a_program() -> None:
-    assert_expected_inline(
-        inspect.summary(small_program(5)),
-        """\
-model         32 parameters in 1 tensor, forward, 4 nodes
-mesh          dp=2,tp=2, 4 devices (h100)
-objective     10.75 us, proven optimal (gap 0), of all plans within the limit
-step          compute 3.25 us; exposed communication 7.5 us (69.8%): 7.5 us on tp
-memory        64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 local graphs  2, one per size class
-
-parameters           count  layout                      bytes
------------------  -------  ----------------------  ---------
-lin                      1  S(0) on tp              128 bytes
-input args[0]               S(0) on dp, S(1) on tp
-output outputs[0]           S(0) on dp
-
-1 collective, 48 bytes sent by each rank
-  together  collective            each  where
-----------  ----------------  --------  ----------
-    7.5 us  all_reduce on tp  48 bytes  outputs[0]
-          partial sum: the dim summed over is sharded
-
 kind    name        layout                  shape
 ------  ----------  ----------------------  -------
 input   args[0]     S(0) on dp, S(1) on tp  5x8
-output  outputs[0]  S(0) on dp              5x4
-
-replicated for want of a rule    reason
--------------------------------  --------------
-mm                               no rule for it""",
+output  outputs[0]  S(0) on dp              5x4""",
     )
+
+
+def test_what_belongs_to_the_model_shares_a_line() -> None:
+    """Of a training step, hundreds of parameters are written in place."""
+    ends = [{"kind": "mutation", "name": f"layers.{k}.w{n}.weight", "layout": "RS(0)", "shape": [4, 4]} for k in range(40) for n in "qk"]
+    fields = {"inputs": [], "outputs": ends, "sizes": [], "guards": []}
+    (table,) = program_parts(view_of(small_plan()), fields)
+    assert table.splitlines()[2].split("  ")[0] == "mutation" and len(table.splitlines()) == 3
+    assert "80: layers.0-39.wq.weight, layers.0-39.wk.weight" in table
+
+
+def test_compiled_code_is_said() -> None:
+    fields = {**program_fields(small_program(5)), "compiled": {"models": 1, "devices": ["cpu"]}}
+    said = screen(view_of(small_plan()), fields)
+    assert "compiled code  for cpu, for 1 of 2 size classes; fxshard run --compiler aot_inductor runs it" in said
 
 
 def test_collectives_of_an_input_have_the_users_name() -> None:
@@ -105,10 +82,35 @@ no.    collective    axis       bytes    time  layouts         where       reaso
     assert_expected_inline(
         inspect.collectives_table(small_program()),
         """\
-collective    axis       bytes  buffer    dtype    node                where       reason
-------------  ------  --------  --------  -------  ------------------  ----------  -------------------------------------------
-all_reduce    tp      48 bytes  3x4       float32  all_reduce_default  outputs[0]  partial sum: the dim summed over is sharded""",
+serves    collective    axis       bytes  buffer    dtype    node                where       reason
+--------  ------------  ------  --------  --------  -------  ------------------  ----------  -------------------------------------------
+0         all_reduce    tp      48 bytes  3x4       float32  all_reduce_default  outputs[0]  partial sum: the dim summed over is sharded""",
     )
+
+
+def test_collectives_that_travel_together() -> None:
+    """Three of the plan's in one buffer, for two reasons, and one by itself."""
+    plan = small_plan()
+    (one,) = plan.redistributions
+    step = single_step(1, L("S(0)")[0], L("R")[0])
+    assert step is not None
+    gathered = dataclasses.replace(one, value="w", source=L("RS(0)"), target=L("RR"), steps=(step,))
+    view = view_of(dataclasses.replace(plan, redistributions=(one, gathered, gathered, one)))
+    row = {"kind": "all_gather", "axis": "tp", "bytes": 96, "shape": [24], "dtype": "torch.float32", "node": "packed"}
+    program = {"collectives": [{**row, "serves": [[0, 0], [1, 0], [3, 0]]}, {**row, "serves": [[2, 0]]}]}
+    first, second = issued_table(view, program, sys.maxsize).splitlines()[-2:]
+    assert first.split()[0] == "0-1,3" and second.split()[0] == "2"
+    assert "and 2 more" in first and "2: partial sum" in first and "; 1: the weight is kept as" in first and "; " not in second
+    fields = {**program_fields(small_program(5)), **program}
+    assert "collectives 2 issued for the plan's 4, some of which travel together" in " ".join(screen(view, fields).split())
+
+
+def test_an_axis_along_which_nothing_is_sharded_is_named() -> None:
+    plan = small_plan()
+    nodes = tuple(dataclasses.replace(n, spec=OpSpec(n.spec.inputs, tuple(L("S(0)R") for _ in n.spec.outputs))) for n in plan.nodes)
+    idle = dataclasses.replace(plan, nodes=nodes)
+    assert "not used   tp: no tensor is sharded there, all its ranks do the same work" in str(idle)
+    assert "not used" not in str(plan)
 
 
 def test_a_plan_without_collectives_says_so() -> None:

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 import pytest
-import torch
 from equality import mesh_of
-from mixture import Mixture
+from expert_rows import ROWS, check, least_sent, prepared
 
-import fxshard
-from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.annotation.annotate import annotate
-from fxshard.passes.pipeline import Request, lower_plan, plan_graph
-from fxshard.passes.trace.trace import trace
 from fxshard.plans.plan_data import EXPERT_IMBALANCE
-from fxshard.runtime.simulate.simulate import simulate_program
-from fxshard.runtime.simulate.values import program_values
-from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
-
-
-@lru_cache(maxsize=4)
-def prepared(experts: int, tokens: int, choices: int = 2) -> tuple[Any, PlanningGraph, Any]:
-    model, x = Mixture(experts, choices).double(), torch.randn(tokens, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    args = (x.requires_grad_(),)
-    return (model, args, {}), trace(model, args), one_device(model, args, {})
-
-
-def check(plan: fxshard.ShardingPlan, experts: int, tokens: int, choices: int = 2) -> Any:
-    case, graph, reference = prepared(experts, tokens, choices)
-    assert fxshard.ShardingPlan.from_json(plan.to_json()) == plan
-    program = lower_plan(graph, plan)
-    found = simulate_program(program, program_values(program, *case))
-    assert_equal_to_one_device(found, reference)
-    assert [(c.kind, c.axis, c.shape) for c in found.collectives] == [(c.kind, c.axis, c.shape) for c in program.collectives]
-    return program
 
 
 @pytest.mark.parametrize("experts, tokens", [(4, 8), (5, 7), (3, 2)])
@@ -57,19 +29,6 @@ def test_random_plans_equal_one_device(mesh: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_saved_and_recomputed_rows(seed: int) -> None:
     check(random_graph_plan(annotate(prepared(4, 8)[1], mesh_of("dp=2,ep=2")), seed, frugal=True), 4, 8)
-
-
-def least_sent(mesh: str, choices: int, tokens: str = "S(0)", experts: str = "S(0)") -> tuple[fxshard.ShardingPlan, set[tuple[str, int]]]:
-    """The plan of 64 tokens and 4 experts that sends least for these layouts of tokens and of matrices; (kind, bytes) of what it sends of
-    the rows or tokens."""
-    request = Request(pins={"up": experts, "down": experts}, input_layouts=tokens, output_layouts=tokens, objective="communication")
-    plan = plan_graph(prepared(4, 64, choices)[1], mesh_of(mesh), request)
-    check(plan, 4, 64, choices)
-    return plan, {(c.kind, c.bytes) for c in plan.collectives if c.bytes > 1500}
-
-
-ROWS = 64 * 8 * 8
-"""Bytes of all tokens; rows of a rank's tokens that go to other ranks, and as many back, are (n - 1) / n of its k / n tokens."""
 
 
 def test_rows_travel_where_a_token_chooses_few_experts() -> None:

@@ -10,6 +10,7 @@ from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import lower_plan
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.testing.random_plan import random_graph_plan
+from tests.plans.small_plans import by_hand
 
 SLICE = [("mlp", "a=2"), ("llama", "a=2"), ("llama_batch5", "a=4")]
 
@@ -30,7 +31,7 @@ def test_an_unknown_block_to_recompute_is_named() -> None:
     _, graph, _ = prepared("mlp")
     plan = random_graph_plan(annotate(graph, mesh_of("a=2")), 0, frugal=True)
     ((name, nodes), *_) = plan.recomputed.items()
-    renamed = ShardingPlan.from_json(plan.to_json().replace(f'"block": "{name}"', f'"block": "{name}9"'))
+    renamed = ShardingPlan.from_json(by_hand(plan).replace(f'"block": "{name}"', f'"block": "{name}9"'))
     assert renamed.recomputed[f"{name}9"] == nodes
     with pytest.raises(PlanError, match=rf"computes '{name}9' again, which is no block of this model; did you mean"):
         lower_plan(graph, renamed)

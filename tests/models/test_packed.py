@@ -22,6 +22,7 @@ from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
+from tests.plans.small_plans import by_hand
 
 
 @lru_cache(maxsize=2)
@@ -96,7 +97,7 @@ def test_hugging_faces_style_packs_the_weight() -> None:
 
 def test_a_plans_file_with_other_parts_is_refused() -> None:
     _, graph, _ = prepared("fewer pairs")
-    text = plan_graph(graph, mesh_of("tp=2"), Request(pins={"packed.weight": "S(0:packed)"})).to_json()
+    text = by_hand(plan_graph(graph, mesh_of("tp=2"), Request(pins={"packed.weight": "S(0:packed)"})))
     with pytest.raises(FileError, match="do not add up"):
         fxshard.ShardingPlan.from_json(text.replace("S(0:8+4+4)", "S(0:8+4+5)"))
     with pytest.raises(FxshardError, match=r"cannot run as .*6\+6\+4"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._library import utils
 
-from fxshard._torch_compat.sources import quick_sources, source
+from fxshard._torch_compat.imports.sources import quick_sources, source
 
 
 def test_sources_agree_with_torch() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxshard
+from fxshard import progress
 from fxshard.errors import ConstraintError, OptionError, PlanError
 from fxshard.pipelines.plan import PipelinePlan, inner_mesh
 from fxshard.pipelines.prices import examples
@@ -92,8 +93,10 @@ def test_planning_warns_of_nothing_and_shows_its_progress_on_a_terminal(monkeypa
     planned(Wide())
     assert terminal.getvalue() == ""
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    for name, seconds in (("PATIENCE", 0.0), ("TICK", 0.01)):
+        monkeypatch.setattr(progress, name, seconds)
     planned(Wide())
-    assert re.search(r"planning layers: .* 0/8 ", terminal.getvalue()) and "Warning" not in terminal.getvalue()
+    assert re.search(r"planning layers: \d/8 ", terminal.getvalue()) and "Warning" not in terminal.getvalue()
 
 
 def test_interleaved_stages_wait_less_and_share_the_memory_of_a_rank() -> None:

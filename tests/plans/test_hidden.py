@@ -12,7 +12,7 @@ from fxshard import inspect
 from fxshard.errors import FileError
 from fxshard.plans.plan_data import Certificate, PlanEnd
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.plans.small_plans import small_plan
+from tests.plans.small_plans import by_hand, small_plan
 
 
 def hiding(hidden: float) -> ShardingPlan:
@@ -38,7 +38,7 @@ def test_hidden_time_in_the_file() -> None:
 @pytest.mark.parametrize(("hidden", "unit"), [(6.5, "microseconds"), (1.0, "bytes")])
 def test_more_than_the_hardware_can_hide_is_refused(hidden: float, unit: str) -> None:
     """An h100 hides at most 0.84 of 7.5 microseconds, which is 6.3. Bytes are never hidden."""
-    data = json.loads(hiding(hidden).to_json())
+    data = json.loads(by_hand(hiding(hidden)))
     if unit == "bytes":
         data["certificate"]["unit"], data["nodes"][2]["compute"] = unit, 0.0
         data["redistributions"][0]["cost"] = data["certificate"]["objective"] = data["certificate"]["lower_bound"] = 48.0
@@ -49,7 +49,7 @@ def test_more_than_the_hardware_can_hide_is_refused(hidden: float, unit: str) ->
 
 def test_only_parameters_and_their_gradients_are_hidden() -> None:
     """An output is waited for, and so is a value that an operator reads. A view or cast of a parameter or gradient may be hidden."""
-    data = json.loads(hiding(6.0).to_json())
+    data = json.loads(by_hand(hiding(6.0)))
     data["outputs"][0]["kind"] = "output"
     with pytest.raises(FileError, match="us are hidden, but 'mm' is neither a parameter that is gathered nor a gradient") as caught:
         ShardingPlan.from_json(json.dumps(data))

@@ -62,9 +62,7 @@ def test_bytes_at_ceil_sizes(seq: int) -> None:
     assert made.at(seq=seq).objective == (RANKS - 1) * 4 * -(-seq // RANKS) * min(WIDTH, 32) * 8
 
 
-def test_an_output_dim_of_size_1_that_is_to_be_sharded() -> None:
-    """The plan runs, but none can be made for this size, so there is nothing to compare it with."""
+def test_an_output_dim_of_size_1_may_be_sharded() -> None:
+    """One rank has the element, the others have none."""
     made = plan(Flat().double(), "S(1)", output_layouts="S(1)")
-    assert made.at(seq=2).regret >= 0
-    with pytest.raises(SizesError, match=r"no plan for batch=4, seq=1 to compare.* output_layouts\[outputs\[0\]\]='S\(1\)' cannot hold"):
-        made.at(seq=1)
+    assert made.at(seq=2).regret >= 0 and made.at(seq=1).regret >= 0

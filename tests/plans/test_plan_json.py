@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -15,12 +16,14 @@ from hypothesis import HealthCheck, given, settings
 
 from fxshard.errors import FileError, PlanError
 from fxshard.layout.redistribution import steps
+from fxshard.memory_profile import KINDS
 from fxshard.plans.plan_data import Certificate, Redistribution
 from fxshard.plans.plan_json import dumps
 from fxshard.plans.sharding_plan import ShardingPlan
 from tests.plans.small_plans import L, plans, small_plan
 
 SMALL = json.loads(dumps(small_plan()))
+SEAL = SMALL.pop("sha256")
 
 
 def test_golden_text() -> None:
@@ -28,8 +31,9 @@ def test_golden_text() -> None:
         dumps(small_plan()),
         """\
 {
+"sha256": "ad61b5fcdb0e13bbb00661c9ae742a42dddc7afd0edfc62979874d860fc2f716",
 "format": "fxshard-plan",
-"version": 5,
+"version": 7,
 "partial": false,
 "mesh": {"axes": [["dp", 2], ["tp", 2]], "hardware": "h100"},
 "train": false,
@@ -66,6 +70,18 @@ def test_golden_text() -> None:
 }
 """,
     )
+
+
+def test_the_hash_is_that_of_the_text_without_its_line() -> None:
+    first, seal, *rest = dumps(small_plan()).splitlines(keepends=True)
+    assert seal == f'"sha256": "{hashlib.sha256((first + "".join(rest)).encode()).hexdigest()}",\n'
+    spaced = json.dumps(SMALL | {"sha256": SEAL}, indent=1)
+    assert ShardingPlan.from_json(spaced) == ShardingPlan.from_json(first + "".join(rest)) == small_plan()
+
+
+def test_the_largest_numbers_can_be_shown() -> None:
+    plan = ShardingPlan.from_json(json.dumps(_with("memory", dict.fromkeys(KINDS, 2**63 - 1)) | {"memory_limit": 2**63 - 1}))
+    assert " of 9223372 TB a device" in str(plan)
 
 
 def test_source_lines_are_saved_but_not_compared() -> None:
@@ -136,7 +152,7 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_hand_written_pins() -> None:
-    text = '{"format": "fxshard-plan", "version": 5, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
+    text = '{"format": "fxshard-plan", "version": 7, "partial": true, "mesh": {"axes": [["dp", 2], ["tp", 4]]},'
     plan = ShardingPlan.from_json(text + '"nodes": [{"name": "layers_0_wq_weight", "outputs": ["RS(-1)"]}]}')
     assert plan.partial and plan.mesh.shape == (2, 4) and plan.specs["layers_0_wq_weight"].outputs == (L("RS(-1)"),)
     for other, missing in (
@@ -175,12 +191,20 @@ HARDWARE = {"name": "own", "flops": {}, "memory_bandwidth": 1, "launch": 0, "nod
 HARDWARE |= {"inside": {"bandwidth": 1, "latency": 0}, "between": {"bandwidth": 1, "latency": 0}}
 STEP = {"kind": "all_reduce", "axis": "tp", "from": "P", "to": "R"}
 FOLDED = {"kind": "reduce_scatter", "to": "S(0 in 0,1)"}
+SENT = {"kind": "dispatch", "axis": "dp", "buffer": [6, 8], "itemsize": 4, "operand": 0, "room": 1}
+WITHOUT_ROOM = {name: value for name, value in SENT.items() if name != "room"}
 BAD: list[tuple[Any, str, str]] = [
     ([], "not a fxshard plan", "plan.json"),
     ({"format": "other"}, "not a fxshard plan", "plan.json"),
-    (_with("version", 6), "format version 6: a newer fxshard wrote it", "plan.json"),
-    (_with("version", 4), "format version 4: an older fxshard wrote it", "plan.json"),
+    (_with("version", 8), "format version 8: a newer fxshard wrote it", "plan.json"),
+    (_with("version", 6), "format version 6: an older fxshard wrote it", "plan.json"),
     (_with("memory", {"parameters": 1}), "unknown kind of memory 'parameters'; did you mean 'parameter'", "memory"),
+    (_with("memory.parameter", 2**63), "at most 9223372036854775807, found 9223372036854775808", "memory.parameter"),
+    (_with("certificate.lower_bound", -1e101), "at least -1e+100, found -1e+101", "certificate.lower_bound"),
+    (_with("mesh.hardware", HARDWARE | {"launch": 1e101}), "no figure is as large as 1e+101", "mesh.hardware.launch"),
+    (_with("sha256", SEAL[::-1]), "the plan was changed after it was written", "plan.json"),
+    (_with("sha256", 7), "expected a text, found a whole number", "plan.json: sha256"),
+    (SMALL | {"sha256": SEAL, "train": True}, "the plan was changed after it was written", "plan.json"),
     (_without("train"), "the field 'train' is missing", "plan.json"),
     (_with("train", 1), "expected true or false, found a whole number", "plan.json: train"),
     (_with("extra", 1), "unknown field 'extra'", "plan.json"),
@@ -190,6 +214,15 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("nodes.0.outputs.0", "RS(2)"), "dim 2 in S(2) is out of range", "nodes[0].outputs[0]"),
     (_with("nodes.2.inputs.0", "RS(-1)"), "counts dims from the end", "nodes[2].inputs[0]"),
     (_with("nodes.0.dtypes", []), "do not match", "nodes[0]"),
+    (_with("nodes.2.collectives", [SENT | {"room": 0}]), "at least 1, found 0", "nodes[2].collectives[0].room"),
+    (_with("nodes.2.collectives", [SENT | {"room": 5}]), "at most 4, found 5", "nodes[2].collectives[0].room"),
+    (_with("nodes.2.collectives", [SENT | {"room": 10**400}]), "at most 4, found 1000000", "nodes[2].collectives[0].room"),
+    (
+        _with("nodes.2.collectives", [SENT | {"itemsize": 10**400}]),
+        "at most 9223372036854775807, found 1000000",
+        "nodes[2].collectives[0].itemsize",
+    ),
+    (_with("nodes.2.collectives", [WITHOUT_ROOM]), "the field 'room' is missing", "nodes[2].collectives[0]"),
     (_with("nodes.1.name", "w"), "the node 'w' occurs twice", "nodes[1]"),
     (_with("mesh.axes.1.0", "dp"), "two mesh axes have the same name", "mesh"),
     (_with("mesh.axes.1.1", 0), "at least 1", "mesh.axes[1][1]"),
@@ -206,7 +239,7 @@ BAD: list[tuple[Any, str, str]] = [
     (_with("mesh.hardware", HARDWARE | {"memory_bandwidth": 0}), "a rate is positive, found 0", "mesh.hardware.memory_bandwidth"),
     (_with("redistributions.0.shape", [2**40, 2**40]), "no tensor has so many elements", "redistributions[0].shape"),
     (_with("redistributions.0.itemsize", 3), "no element has a size of 3 bytes", "redistributions[0].itemsize"),
-    (_with("mesh.axes.0.1", 10**40), "no mesh has so many ranks", "mesh"),
+    (_with("mesh.axes.0.1", 2**62), "no mesh has so many ranks", "mesh"),
     (_with("redistributions.0.readers.0.0", "y"), "reader 'y' is not a node", "redistributions[0]"),
     (_with("redistributions.0.readers.0.1", 1), "'output' has no operand 1", "redistributions[0]"),
     (_with("redistributions.0.steps", []), "lead from S(0)P to S(0)P, not to the target S(0)R", "redistributions[0].steps"),

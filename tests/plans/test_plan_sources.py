@@ -18,7 +18,7 @@ from fxshard.plans.plan_data import Certificate, Place, Redistribution
 from fxshard.plans.plan_json import dumps
 from fxshard.plans.plan_text import view_of
 from fxshard.plans.sharding_plan import ShardingPlan
-from tests.plans.small_plans import MESH, L, small_plan
+from tests.plans.small_plans import MESH, L, by_hand, small_plan
 
 
 def test_sources_read_back_and_are_not_in_the_hash() -> None:
@@ -52,7 +52,7 @@ DAMAGE = (
 
 @pytest.mark.parametrize(("name", "value", "what"), DAMAGE, ids=[name for name, *_ in DAMAGE])
 def test_contradictions_are_refused(name: str, value: Any, what: str) -> None:
-    data = json.loads(small_plan().to_json()) | {name: value}
+    data = json.loads(by_hand(small_plan())) | {name: value}
     with pytest.raises(FileError) as caught:
         ShardingPlan.from_json(json.dumps(data), "plan.json")
     assert what in str(caught.value)
@@ -60,7 +60,7 @@ def test_contradictions_are_refused(name: str, value: Any, what: str) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("bytes", 49), ("cost", 7.0), ("to", "S(0)P"), ("entry", 1), ("axis", "dp")])
 def test_a_collective_that_the_plan_does_not_have_is_refused(field: str, value: Any) -> None:
-    data = json.loads(small_plan().to_json())
+    data = json.loads(by_hand(small_plan()))
     data["collectives"][0][field] = value
     with pytest.raises(FileError, match=re.escape(f"{field} is {value}, but the plan's redistributions")):
         ShardingPlan.from_json(json.dumps(data))

@@ -26,6 +26,7 @@ model      32 parameters in 1 tensor, forward, 4 nodes
 mesh       dp=2,tp=2, 4 devices (h100)
 objective  10.75 us, proven optimal (gap 0), of all plans within the limit
 step       compute 3.25 us; exposed communication 7.5 us (69.8%): 7.5 us on tp
+operators  1 result: 100% S(0) on dp, P on tp
 memory     1.61 GB of 2.00 GB a device at its peak: optimizer 1.07 GB, parameter 537 MB
 
 parameters           count  layout                      bytes
@@ -72,13 +73,15 @@ def test_repeated_gathers_and_recomputed_blocks() -> None:
     text = str(limited())
     assert max(map(len, text.splitlines())) <= 110
     assert_expected_inline(
-        "\n".join(text.splitlines()[:8]),
+        "\n".join(text.splitlines()[:10]),
         """\
 model           128 parameters in 2 tensors, forward, 3 nodes
 mesh            dp=2,tp=2, 4 devices (h100)
+not used        tp: no tensor is sharded there, all its ranks do the same work
 objective       16 ms, lower bound 15 ms, gap 6.250%, cut short by its time or work limit
 step            compute 10 ms; exposed communication 6 ms (37.5%): 6 ms on dp
 beside compute  assumes 2 ms of gathers hidden behind compute
+operators       1 result: 100% whole
 memory          64 bytes of 1.07 GB a device at its peak: parameter 64 bytes
 gathered twice  layers.0-1.attention.projection_of_the_queries.weight, again in the backward
 computed again  2 blocks: layers.0-1""",

@@ -3,8 +3,10 @@ code that a file holds but nobody asked to run."""
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,18 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import fxshard
-from fxshard.archive.compiled import CPU_FLAGS, WRITTEN, CompiledCode, CompiledModel, describe
-from fxshard.errors import FileError, FxshardError, OptionError, PlanError, RunError
+from fxshard.archive.compiled import BOUNDS, CONDITIONS, CPU_FLAGS, GUARDS, WRITTEN, CompiledCode, CompiledModel, bounds_in_words, describe
+from fxshard.errors import FileError, FxshardError, OptionError, PlanError, RunError, SizesError
+from fxshard.runtime.ahead import compile_ahead, load_ahead
+from fxshard.runtime.ahead.load_ahead import _capability, _check_gpu
 from fxshard.runtime.exported import ExportedProgram
 from tests.archive.hostile import edited, entries, pack
 
 CODE = "data/aotinductor/model/model.wrapper"
+CALLS = b'{"nodes": []}'
 MACHINE = {"AOTI_DEVICE_KEY": "cpu", "AOTI_MACHINE": platform.machine()}
 
 
@@ -32,7 +38,7 @@ def with_code(**said: str) -> ExportedProgram:
     """A program with a library that is none."""
     made = program()
     return replace(
-        made, compiled=CompiledCode({"model": CompiledModel(b"no library", b"{}", MACHINE | describe(made, ()) | said)}, b"none")
+        made, compiled=CompiledCode({"model": CompiledModel(b"no library", CALLS, MACHINE | describe(made, ()) | said)}, b"none")
     )
 
 
@@ -54,7 +60,6 @@ def _(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"dynamic_shapes": ({0: "b"},)}, "the program has dynamic sizes"),
         ({"train": True}, "the program has a backward"),
         ({"aot_inductor": "gpu"}, "unknown aot_inductor 'gpu'"),
     ],
@@ -69,6 +74,17 @@ def test_an_operator_written_in_python_is_refused_by_name() -> None:
         fxshard.export(Rotated(), (torch.zeros(4),), fxshard.Mesh({"tp": 1}, hardware="cpu"), aot_inductor="cpu")
 
 
+class Window(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < 3), None, None, 8, 8, device="cpu")
+        return flex_attention(x, x, x, block_mask=mask)
+
+
+def test_flex_attention_is_refused_by_the_name_that_a_plan_shows() -> None:
+    with pytest.raises(OptionError, match=r"fxshard\.flex_attention\.default, which needs Python"):
+        fxshard.export(Window(), (torch.zeros(1, 2, 8, 16),), fxshard.Mesh({"tp": 1}, hardware="cpu"), aot_inductor="cuda")
+
+
 @pytest.mark.parametrize(
     ("said", "what"),
     [
@@ -81,6 +97,68 @@ def test_an_operator_written_in_python_is_refused_by_name() -> None:
 def test_code_for_another_machine(mesh: DeviceMesh, said: dict[str, str], what: str) -> None:
     with pytest.raises(RunError, match=what):
         with_code(**said).bind(mesh, compiler="aot_inductor")
+
+
+def test_a_program_without_calls_of_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTInductor then writes no file of calls."""
+    (tmp_path / "x.wrapper.so").write_bytes(b"library")
+    (tmp_path / "x.wrapper_metadata.json").write_text('{"AOTI_DEVICE_KEY": "cpu"}')
+    monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: [str(path) for path in tmp_path.glob("x.*")])
+    monkeypatch.setattr(compile_ahead, "build_runner", lambda: b"runner")
+    program(aot_inductor="cpu").save(tmp_path / "m.pt2")
+    found = fxshard.load(tmp_path / "m.pt2").compiled
+    assert found is not None and found.models["model"].calls == CALLS and found.models["model"].library == b"library"
+
+
+@pytest.mark.parametrize(("compiled", "found", "runs"), [(90, (9, 0), True), (80, (8, 6), True), (89, (8, 6), False), (80, (9, 0), False)])
+def test_code_for_another_gpu(monkeypatch: pytest.MonkeyPatch, compiled: int, found: tuple[int, int], runs: bool) -> None:
+    """Machine code runs on its major version, from its minor version on (CUDA C++ Programming Guide, binary compatibility)."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+    with nullcontext() if runs else pytest.raises(RunError, match=rf"capability {compiled / 10}, this one has {found[0]}\.{found[1]}"):
+        _check_gpu(compiled, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("said", ["9.0", "gfx90a", "", "٩٠", "9" * 5000])
+def test_a_capability_that_is_no_number(said: str) -> None:
+    with pytest.raises(FileError, match="no number"):
+        _capability(said)
+    assert _capability("90") == 90
+
+
+GUARD = {"condition": "LessThan(Symbol('s', positive=True, integer=True), Integer(40))", "sizes": [["b", "s", 1]], "where": "kernel.py:7"}
+
+
+def test_sizes_that_the_code_does_not_serve(mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guard of the compiler in the metadata: other sizes run, as the code would, and these are refused by name, not compiled again."""
+    made = program(dynamic_shapes=({0: "b"},))
+    assert bounds_in_words(made) == {BOUNDS: f"1 {2**40} b", CONDITIONS: ""}
+    said = MACHINE | describe(made, ()) | {GUARDS: json.dumps({"guards": [GUARD]})}
+    coded = replace(made, compiled=CompiledCode({"model": CompiledModel(b"no library", CALLS, said)}, b"none"))
+    coded.save(tmp_path / "m.pt2")
+    shapes: list[list[tuple[int, ...]]] = []
+
+    def load_model(*_: Any) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            shapes.append([tuple(one.shape) for one in inputs])
+            return [inputs[2] @ inputs[0].t() + inputs[1]]
+
+        return run
+
+    monkeypatch.setattr(load_ahead, "load_model", load_model)
+    bound = fxshard.load(tmp_path / "m.pt2").bind(mesh, compiler="aot_inductor")
+    for rows in (2, 40):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(bound(x), x @ made.weights["weight"].t() + made.weights["bias"])
+        assert shapes[-1] == [(4, 4), (4,), (rows, 4), (rows, 0)]
+    with pytest.raises(SizesError, match=r"the compiled code takes for granted that b <= 40 \(kernel\.py:7\)"):
+        bound(torch.randn(41, 4))
+    for change, what in (
+        ({"sizes": [["c", "s", 1]]}, "a guard is a condition on sizes"),
+        ({"condition": "1"}, "cannot read the expression"),
+    ):
+        bad = json.dumps({"guards": [GUARD | change]})
+        with pytest.raises(FileError, match=what):
+            fxshard.load(edited(tmp_path / "m.pt2", CODE + "_metadata.json", lambda said, bad=bad: {**said, GUARDS: bad}))
 
 
 def test_code_runs_only_when_asked(mesh: DeviceMesh, tmp_path: Path) -> None:
@@ -120,6 +198,7 @@ def too_many(data: dict[str, bytes]) -> dict[str, bytes]:
     ("change", "vouch", "what"),
     [
         (changed, False, "its hash is not the manifest's"),
+        (lambda data: data | {CODE + ".json": b'"' + b"x" * 10**7 + b'"'}, True, "expected an object, found a text"),
         (without, True, r"has no data/aotinductor/model/model\.wrapper\.so"),
         (beside, True, "which a program does not have"),
         (too_many, True, "which its program does not use"),
@@ -133,9 +212,39 @@ def test_files(tmp_path: Path, change: Callable[[dict[str, bytes]], dict[str, by
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "what"), [("fxshard_program", "0", "another program's"), (WRITTEN, "7", "which there are not"), (WRITTEN, 7, "number")]
+    ("key", "value", "what"),
+    [
+        ("fxshard_mesh", "tp=2", "another program's"),
+        (WRITTEN, "7", "which there are not"),
+        (WRITTEN, 7, "number"),
+        ("fxshard_program", 7, "number"),
+    ],
 )
 def test_metadata(tmp_path: Path, key: str, value: Any, what: str) -> None:
     with_code().save(tmp_path / "m.pt2")
     with pytest.raises(FxshardError, match=what):
         fxshard.load(edited(tmp_path / "m.pt2", CODE + "_metadata.json", lambda said: {**said, key: value}))
+
+
+def test_graphs_are_read_when_something_needs_them(mesh: DeviceMesh, tmp_path: Path) -> None:
+    """Compiled code does not. What does checks graphs that were changed together with their hashes, as a file without code is when it is
+    loaded."""
+    x = torch.randn(2, 4)
+    with_code().save(tmp_path / "m.pt2")
+    loaded = fxshard.load(tmp_path / "m.pt2")
+    with pytest.raises(RunError, match="the compiled code cannot be loaded"):
+        loaded.bind(mesh, compiler="aot_inductor")
+    assert (loaded.hash, loaded.plan.hash) == (program().hash, program().plan.hash) and "found" not in vars(loaded.modules)
+    want = x.double() @ loaded.weights["weight"].double().t() + loaded.weights["bias"]
+    torch.testing.assert_close(fxshard.simulate(loaded, (x,)).outputs.double(), want, rtol=1e-5, atol=1e-5)
+
+    changes: list[tuple[str, Callable[[Any], Any], str]] = [
+        ("models/model.json", lambda said: said["graph_module"]["graph"]["nodes"].clear(), "is read before it is computed"),
+        (CODE + "_metadata.json", lambda said: {**said, "fxshard_program": "0"}, "another program's: its fxshard_program differs"),
+    ]
+    for entry, change, what in changes:
+        with_code().save(tmp_path / "m.pt2")
+        refused = fxshard.load(edited(tmp_path / "m.pt2", entry, change))
+        for _ in range(2):
+            with pytest.raises(FileError, match=what):
+                fxshard.simulate(refused, (x,))

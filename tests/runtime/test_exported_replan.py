@@ -14,7 +14,7 @@ import fxshard
 from examples.llama import Llama
 from fxshard.cli import main as cli
 from fxshard.cli.console.exit_codes import USER_ERROR
-from fxshard.errors import FileError, OptionError, PlanError
+from fxshard.errors import FileError, PlanError, SizesError
 from tests.archive.hostile import edited
 from tests.cli.test_run import exported, same
 from tests.distributed.fresh import run_fresh
@@ -78,8 +78,6 @@ def test_without_the_planning_graph(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_refused(tmp_path: Path) -> None:
     model, batches = made()
-    with pytest.raises(OptionError, match="dynamic sizes cannot be planned again"):
-        fxshard.export(model, batches[0], fxshard.Mesh({"dp": 2}), replan=True, dynamic_shapes=({0: "b"}, {0: "b"}))
     path = tmp_path / "m.pt2"
     for change, what in (
         (lambda p: p.update(rng="dice"), "no source of random numbers"),
@@ -88,6 +86,47 @@ def test_refused(tmp_path: Path) -> None:
         (lambda p: p["unreduced"].append("x"), "not the one that the plan is for"),
     ):
         fxshard.export(model.eval(), batches[0], fxshard.Mesh({"dp": 2}), replan=True).save(path)
+        with pytest.raises(FileError, match=what):
+            fxshard.load(edited(path, "extra/fxshard/planning.json", change))
+
+
+class Cached(nn.Module):
+    """A mask over a cache and a new row: the size of one is that of the other and one more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6)
+
+    def forward(self, cache: torch.Tensor, new: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.up(torch.cat((cache, new)) * mask[:, None]).softmax(0)
+
+
+def test_dynamic_sizes(tmp_path: Path) -> None:
+    """A program for every size on other meshes, again through a file; a file whose graph needs a guard that it does not say is refused."""
+    model, path = Cached().double(), tmp_path / "m.pt2"
+
+    def call(rows: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(rows, 6).double(), torch.randn(1, 6).double(), torch.rand(rows + 1).double()
+
+    sizes = ({0: torch.export.Dim("rows", max=20)}, {}, {0: "all"})
+    fxshard.export(model, call(7), fxshard.Mesh({"dp": 2, "tp": 2}), replan=True, dynamic_shapes=sizes).save(path)
+    for axes in ({"tp": 3}, {"x": 1}):
+        program = fxshard.load(path).replan(fxshard.Mesh(axes), pins={"up.weight": "S(0)"})
+        assert [one.name for one in program.sizes] == ["rows", "all"] and program.collectives
+        program.save(path)
+        for rows in (7, 4, 13):
+            args = call(rows)
+            torch.testing.assert_close(fxshard.simulate(program, args).outputs, model(*args).detach(), rtol=1e-9, atol=1e-9)
+        with pytest.raises(SizesError, match="rows is 21"):
+            fxshard.simulate(program, call(21))
+    changes: list[tuple[Any, str]] = [
+        (lambda said: said["guards"].clear(), "takes for granted|not the one that the plan is for"),
+        (lambda said: said["sizes"][0].update(most=30), "not the one that the plan is for"),
+        (lambda said: said["sizes"].__delitem__(1), "a guard is a condition on sizes that the program has"),
+        (lambda said: said["sizes"][1].update(example=9), "the sizes of the example break"),
+    ]
+    for change, what in changes:
+        program.save(path)
         with pytest.raises(FileError, match=what):
             fxshard.load(edited(path, "extra/fxshard/planning.json", change))
 

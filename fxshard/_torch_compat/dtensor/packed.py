@@ -107,13 +107,10 @@ class PackedShard(_StridedShard):
         return PackedShard, (self.dim, self.parts)
 
 
-DTENSORS_KEEP_PACKED = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)
-"""Whether DTensor's operators can be made to keep packed placements; in 2.14 a detach already replicates them."""
-
-
 @functools.cache
 def keep_packed() -> None:
-    """From now on DTensor's operators keep packed placements wherever they keep strided ones. Views that would merge or split a packed dim
+    """From now on DTensor's operators keep packed placements wherever they keep strided ones; to be called before DTensor decides on such
+    an operator for the first time (a ``detach``, from 2.14 on), as it remembers. Views that would merge or split a packed dim
     raise RunError."""
     propagate = _view_ops.propagate_shape_and_sharding
     _StridedShard.__new__ = _new

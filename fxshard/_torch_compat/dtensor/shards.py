@@ -1,4 +1,4 @@
-"""Private names of DTensor (2.13): local tensors without autograd and dispatch, and custom handlers of operators.
+"""Private names of DTensor (2.13): local tensors without autograd and dispatch, custom handlers of operators, and parameters.
 
 What would replace it: ``DTensor.to_local`` without autograd, and a registration of handlers of operators beside ``register_sharding``.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
@@ -42,3 +43,11 @@ def handle_dtensors(op: Any, handler: Callable[[Any, Sequence[Any], Any], Any]) 
 def spec_or_none(value: torch.Tensor) -> Any:
     """As ``spec_of``; None for a tensor that is not a DTensor."""
     return getattr(value, "_spec", None)
+
+
+def become_parameter(value: DTensor, requires_grad: bool) -> nn.Parameter:
+    """``value``, which nobody else holds and which has no history, as a parameter: what ``nn.Parameter`` does, but for the detached copy.
+    Detaching a DTensor of a new shape takes DTensor about 4 ms, in which it finds the placements of the result."""
+    parameter: Any = value.requires_grad_(requires_grad)
+    parameter._is_param = True
+    return parameter

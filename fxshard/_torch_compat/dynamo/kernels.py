@@ -60,6 +60,6 @@ def kernels_captured() -> Iterator[None]:
             from triton.runtime import driver  # type: ignore[import-not-found]  # likewise
 
             absent = mock.Mock(get_current_target=lambda: GPUTarget("cuda", 80, 32))
-            stack.enter_context(mock.patch.object(_triton, "has_triton", lambda: True))
+            stack.enter_context(mock.patch.object(_triton, "has_triton", lambda **_: True))
             stack.enter_context(mock.patch.object(driver, "_active", absent))
         yield

@@ -18,12 +18,15 @@ import torch
 
 from fxshard._torch_compat.inductor import pack
 from fxshard._torch_compat.inductor.compiled_runner import load_runner
+from fxshard._torch_compat.inductor.inductor import any_size
 
 if TYPE_CHECKING:
     from torch import fx
 
 OPTIONS = {"aot_inductor.package": True, "aot_inductor.embed_kernel_binary": True}
 """Embedded: the code of CUDA kernels is in the library, not in files beside it."""
+NO_CALLS = b'{"nodes": []}'
+"""What AOTInductor would write for a graph without such calls, for which it writes nothing."""
 
 
 def compile_ahead(module: fx.GraphModule) -> tuple[bytes, bytes, dict[str, str]]:
@@ -31,19 +34,20 @@ def compile_ahead(module: fx.GraphModule) -> tuple[bytes, bytes, dict[str, str]]
 
     The groups that its collectives name must be registered (``group_names``). Changes ``module``.
     """
+    from torch._guards import detect_fake_mode
     from torch._inductor import aot_compile
 
     pack.register()
     pack.pack_in_place(module.graph)
     module.recompile()
     inputs = tuple(n.meta["val"] for n in module.graph.nodes if n.op == "placeholder")
-    with warnings.catch_warnings():  # of torch about calls of its own
-        warnings.simplefilter("ignore", FutureWarning)
+    mode = detect_fake_mode(inputs)
+    with any_size(None if mode is None else mode.shape_env), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about calls of its own
         files = [Path(str(one)) for one in aot_compile(module, inputs, options=OPTIONS)]
-    library, calls, said = (
-        next(one for one in files if one.name.endswith(end)) for end in (".wrapper.so", ".wrapper.json", ".wrapper_metadata.json")
-    )
-    return library.read_bytes(), calls.read_bytes(), json.loads(said.read_text())
+    ends = (".wrapper.so", ".wrapper.json", ".wrapper_metadata.json")
+    library, calls, said = (next((one.read_bytes() for one in files if one.name.endswith(end)), NO_CALLS) for end in ends)
+    return library, calls, json.loads(said)
 
 
 @contextlib.contextmanager

@@ -48,9 +48,8 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
             part.recompile()
     given = list(inputs)
     env = next((value.node.shape_env for value in given if isinstance(value, torch.SymInt)), None)
-    any_size = contextlib.nullcontext() if env is None else _any_size(env)
     mode = tracing(TracingContext(detect_fake_mode(given)))
-    with mode, any_size, joined_kernels(), _turn(module, given, options, wait) as ours:
+    with mode, any_size(env), joined_kernels(), _turn(module, given, options, wait) as ours:
         return compile_fx_inner(module, given, **options) if ours else None
 
 
@@ -96,8 +95,8 @@ def _cache_key(module: fx.GraphModule, inputs: list[torch.Tensor], options: Mapp
 
 
 @contextlib.contextmanager
-def _any_size(env: Any) -> Iterator[None]:
-    """Within it, Inductor compiles graphs with symbolic sizes, with fewer guards.
+def any_size(env: Any) -> Iterator[None]:
+    """Within it, Inductor compiles graphs with the symbolic sizes of ``env`` (None: without any), with fewer guards.
 
     - Whether a sum uses the more precise accumulation helper, and in which order dims are laid out, is decided by the example without a
       guard, since either choice is correct.
@@ -106,6 +105,9 @@ def _any_size(env: Any) -> Iterator[None]:
     - The guards of a cache entry are text with Python's ``min`` and ``max``, which would add guards when comparing symbols. They are
       evaluated with symbolic versions, so that a cache hit adds no guards.
     """
+    if env is None:
+        yield
+        return
     from torch._inductor import ir, utils
     from torch._inductor.codegen.cpp import CppKernel
     from torch._inductor.fx_passes import reinplace

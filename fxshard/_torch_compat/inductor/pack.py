@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxshard._torch_compat.sources import quick_sources
+from fxshard._torch_compat.imports.sources import quick_sources
 
 aten = torch.ops.aten
 FLATTENS = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}

@@ -9,10 +9,11 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fxshard.errors import FxshardError, OptionError, a_kind, closest
+from fxshard.progress import progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +39,7 @@ def run_function(text: str, what: str) -> Any:
     file = Path(path)
     if not file.is_file():
         raise OptionError(f"there is no file {path!r}", where=text, remedy=f"give a path that exists, relative to {os.getcwd()}")
-    with _search_path(file.resolve().parent):
+    with _search_path(file.resolve().parent), progress(f"running {file.name}:{name}"):
         module = _import(file, text)
         factory = _function(module, name, text)
         with _user_code(file, f"the {what} {name!r} failed"):
@@ -71,7 +72,7 @@ def _function(module: ModuleType, name: str, text: str) -> Any:
     factory = getattr(module, name, None)
     if callable(factory):
         return factory
-    own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module.__name__]
+    own = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
     remedy = f"its functions are {', '.join(own)}" if own else "write a function there that returns (model, args)"
     raise OptionError(f"the file has no function {name!r}{closest(name, own)}", where=text, remedy=remedy)
 

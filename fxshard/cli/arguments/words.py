@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, closest
 
 if TYPE_CHECKING:
     from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision
 
 
+WORDS = ("ddp", "fsdp", "tp", "cp", "ep", "auto")
+"""The words for one axis."""
+
+
 def parse_words(text: str | None) -> dict[str, str] | None:
-    """The word of each axis; whether there are such axes and words is checked with the mesh. Raises OptionError for other text."""
+    """The word of each axis; whether there are such axes is checked with the mesh. Raises OptionError for other text."""
     if text is None:
         return None
     found: dict[str, str] = {}
@@ -19,6 +23,10 @@ def parse_words(text: str | None) -> dict[str, str] | None:
         axis, equals, word = (side.strip() for side in part.partition("="))
         if not (axis and equals and word) or axis in found:
             raise OptionError(f"cannot read --parallel {text!r} at {part!r}", remedy="write it like --parallel dp=fsdp,tp=auto")
+        if word not in WORDS:
+            what = f"{word!r} is not a word for an axis{closest(word, WORDS)}"
+            remedy = f"write one of {', '.join(WORDS)} (docs/parallel-styles.md); what else an axis can be for, Python says: parallel="
+            raise OptionError(what, where=f"--parallel {text}", remedy=remedy)
         found[axis] = word
     return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import Any
+from typing import Any, NoReturn
+
+from fxshard.errors import OptionError
 
 WIDTH = 100
 
@@ -15,6 +17,10 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.options: list[argparse.Action] = []
         super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints what is wrong and what to do, as other errors of the user do, and exits with 2."""
+        self.exit(2, f"{OptionError(message, where=self.prog, remedy=f'{self.prog} --help lists what it takes, with an example')}\n")
 
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
         action = super().add_argument(*args, **kwargs)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 
 from fxshard.errors import FxshardError
 
@@ -21,7 +24,8 @@ def ended(command: Callable[[], int | None]) -> int:
         code = command()
         sys.stdout.flush()
     except FxshardError as error:
-        print(error, file=sys.stderr)
+        if first_to_say(str(error)):
+            print(error, file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         print("\ninterrupted; no file was left half written", file=sys.stderr)
@@ -36,3 +40,22 @@ def ended(command: Callable[[], int | None]) -> int:
     else:
         return code or 0
     return 0
+
+
+STORE_PATIENCE = 5.0
+"""Seconds to wait for torchrun's store before an error is printed anyway."""
+
+
+def first_to_say(text: str) -> bool:
+    """Whether no other rank has said this: under torchrun, the ranks count in its store, so that an error that all of them raise is
+    printed once. True without torchrun, or if its store cannot be reached."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    with contextlib.suppress(Exception):
+        from torch.distributed import TCPStore
+
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        place, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(place, port, is_master=False, timeout=timedelta(seconds=STORE_PATIENCE))
+        return store.add(f"fxshard/said/{start}/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1
+    return True

@@ -26,7 +26,7 @@ class Cut:
 def cuts_of(shape: Sequence[int], layout: Layout, mesh_shape: Sequence[int]) -> tuple[Cut, ...] | None:
     """The cut dims of a tensor of global ``shape``; None if the layout alone does not tell which elements a rank holds: rows on the ranks
     of their experts, or a size known only at run time."""
-    if UNKNOWN in shape or layout.expert_axis is not None or layout.is_folded:
+    if UNKNOWN in shape or layout.expert_axes or layout.is_folded:
         return None
     cuts = []
     for dim, size in enumerate(shape):

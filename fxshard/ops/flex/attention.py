@@ -110,7 +110,7 @@ def flex_attention(
     sees no key has out 0, logsumexp and greatest score -inf.
     """
     mods = Mods(score_mod, mask_mod, score_tensors, mask_tensors, (batch, head, row))
-    out, lse, most = _empty(q, v)
+    out, lse, most = empty_results(q, v)
     out, lse, most = out.zero_(), lse.fill_(-math.inf), most.fill_(-math.inf)
     for block in _blocks(q, k, mods):
         scores = mods.changed(_raw(block, q, k, scale), block.place, score_tensors).masked_fill(~block.seen, -math.inf)
@@ -182,18 +182,18 @@ def _through(mods: Mods, raw: Tensor, place: Sequence[Tensor], grad: Tensor, wan
     return found
 
 
-def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def empty_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     statistic = q.new_empty(q.shape[:-1], dtype=lse_dtype(q))
     return q.new_empty([*q.shape[:-1], v.shape[-1]]), statistic, torch.empty_like(statistic)
 
 
-def _fake_backward(grad: Tensor, grad_lse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> list[Tensor]:
+def fake_gradients(grad: Tensor, grad_lse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> list[Tensor]:
     tensors, wanted = rest[0], rest[-1]
     return [t.new_empty(t.shape) for t in (q, k, v, *(tensors[i] for i in wanted))]
 
 
-flex_attention.register_fake(lambda q, k, v, *_: _empty(q, v))
-flex_attention_backward.register_fake(_fake_backward)
+flex_attention.register_fake(lambda q, k, v, *_: empty_results(q, v))
+flex_attention_backward.register_fake(fake_gradients)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -227,7 +227,7 @@ def _most(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Ten
     """What ``flex_attention`` allocates if all keys are seen."""
     scores = _some_scores(q, k)
     weights = (scores + 1).exp()
-    return (*_empty(q, v)[:2], weights.amax(-1).new_empty(q.shape[:-1]))
+    return (*empty_results(q, v)[:2], weights.amax(-1).new_empty(q.shape[:-1]))
 
 
 def _most_of_backward(grad: Tensor, grad_lse: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> list[Tensor]:
@@ -235,7 +235,7 @@ def _most_of_backward(grad: Tensor, grad_lse: Any, q: Tensor, k: Tensor, v: Tens
     weights = (raw + 1).exp()
     of_weights = raw - 1
     _ = weights * (of_weights - 1), raw * 2
-    return [t.new_empty(t.shape, dtype=lse.dtype) for t in (q, k, v)] + _fake_backward(grad, grad_lse, q, k, v, out, lse, *rest)[3:]
+    return [t.new_empty(t.shape, dtype=lse.dtype) for t in (q, k, v)] + fake_gradients(grad, grad_lse, q, k, v, out, lse, *rest)[3:]
 
 
 ALLOCATIONS[torch.ops.fxshard.flex_attention.default] = _most

@@ -79,11 +79,13 @@ def _makes_tensors(target: Any) -> bool:
 
 
 @lru_cache(maxsize=256)
-def function_of(text: str) -> Callable[..., torch.Tensor]:
-    """The function of a text, of scalars and the tensors that it reads."""
+def function_of(text: str, index: Callable[..., torch.Tensor] | None = None) -> Callable[..., torch.Tensor]:
+    """The function of a text, of scalars and the tensors that it reads. ``index``: what to call for ``aten.index``."""
     count, calls, result = json.loads(text)
     steps = [(known(name), args, kwargs) for name, args, kwargs in calls]
-    placed = {target for target, _, _ in steps if _makes_tensors(target)}
+    if index is not None:
+        steps = [(index if target is torch.ops.aten.index.Tensor else target, args, kwargs) for target, args, kwargs in steps]
+    placed = {target for target, _, _ in steps if target is not index and _makes_tensors(target)}
 
     def function(*args: Any) -> torch.Tensor:
         values = list(args[:count])
@@ -127,3 +129,17 @@ def place_of(shape: Sequence[int], offsets: Sequence[Any], device: torch.device)
     """Vectors of the batches, heads, queries and keys of scores of this shape whose first is at ``offsets`` (None for 0)."""
     counts = (torch.arange(size, device=device) for size in shape)
     return tuple(count if offset is None else count + offset for count, offset in zip(counts, offsets, strict=True))
+
+
+def at_place(function: Callable[..., torch.Tensor], scores: int, given: Sequence[bool]) -> Callable[..., torch.Tensor]:
+    """``function`` of ``scores`` (0 or 1) scores, a place in the shard and tensors, the first of which are the places of the shard's first
+    batch, head and query that are ``given``."""
+    count = sum(given)
+
+    def placed(*args: torch.Tensor) -> torch.Tensor:
+        place, rest = args[scores : scores + PLACE], args[scores + PLACE :]
+        offsets = iter(rest[:count])
+        moved = [one + next(offsets) if known else one for one, known in zip(place, (*given, False), strict=True)]
+        return function(*args[:scores], *moved, *rest[count:])
+
+    return placed

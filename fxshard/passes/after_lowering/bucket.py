@@ -9,7 +9,7 @@ merged.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import fx
 
 from fxshard.cost.collectives import FULL_BUCKET_LATENCIES, collective_time, packing_time
 from fxshard.cost.timeline import operator_time
+from fxshard.graph.planning_graph import reached
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.after_lowering.forward_backward import forward_nodes
 from fxshard.passes.after_lowering.rewrite import Emitter, copied
@@ -186,15 +187,13 @@ def _insert(graph: fx.Graph, found: Sequence[Bucket]) -> None:
         _unpack(graph, reader, joined, members, kind)
 
 
-def _needed_after_first(members: Sequence[fx.Node]) -> Iterator[fx.Node]:
+def _needed_after_first(members: Sequence[fx.Node]) -> set[fx.Node]:
     """The nodes after the first member from which the others are computed."""
-    found, todo = set[fx.Node](), [n for m in members[1:] for n in m.all_input_nodes]
-    while todo:
-        node = todo.pop()
-        if members[0] < node and node not in found:
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-            yield node
+
+    def inputs(node: fx.Node) -> list[fx.Node]:
+        return [n for n in node.all_input_nodes if members[0] < n]
+
+    return reached((n for member in members[1:] for n in inputs(member)), inputs)
 
 
 def _unpack(graph: fx.Graph, reader: fx.Node, joined: fx.Node, members: Sequence[fx.Node], kind: str) -> None:

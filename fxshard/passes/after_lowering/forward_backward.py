@@ -2,7 +2,7 @@
 
 A collective, with everything that it needs, runs in the forward if an output or mutation needs it, else in the backward. If the program was
 planned under a memory limit or recomputes activations, its order decides instead: everything from the first reader of a tangent on is in
-the backward.
+the backward. A program without gradients is forward as a whole, with collectives that nothing reads too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,15 @@ def by_order(program: ShardedProgram) -> bool:
     return plan.memory_limit is not None or bool(plan.recomputed) or any(entry.ahead for entry in plan.redistributions)
 
 
+def has_backward(program: ShardedProgram) -> bool:
+    """Whether the program returns gradients. All of a program without them is its forward, also what nobody reads."""
+    return any(end.kind == "gradient" for end in program.outputs)
+
+
 def forward_collectives(program: ShardedProgram) -> tuple[bool, ...]:
     """For each collective in order, whether it runs in the forward; the same on all ranks."""
+    if not has_backward(program):  # without reading the graphs: a heartbeat asks, in its thread
+        return (True,) * len(program.collectives)
     early = _forward_of_first_rank(program)
     return tuple(n in early for n in program.first.graph.nodes if is_collective(n))
 
@@ -68,7 +75,10 @@ def _results(program: ShardedProgram, graph: fx.Graph) -> list[fx.Node]:
 
 
 def _forward_of(program: ShardedProgram, graph: fx.Graph, ends: Sequence[fx.Node]) -> set[fx.Node]:
-    """The ancestors of ``ends``; if the order decides, all nodes before the first reader of a tangent as well."""
+    """The ancestors of ``ends``; if the order decides, all nodes before the first reader of a tangent as well; all nodes without a
+    backward."""
+    if not has_backward(program):
+        return set(graph.nodes)
     needed = ancestors(ends)
     if not by_order(program):
         return needed

@@ -66,7 +66,7 @@ def schedule(program: ShardedProgram) -> ShardedProgram:
 
 
 def predicted(program: ShardedProgram) -> Timeline:
-    """The timeline of the first rank: the forward, then the backward."""
+    """The timeline of the first rank: the forward, then the backward; of dynamic sizes at those of the example (else ``program_at``)."""
     known: Timeline | None = program.cache.get("timeline")
     if known is None:
         graph = program.first.graph

@@ -279,15 +279,14 @@ def _annotated(graph: PlanningGraph, mesh: Mesh, family: GraphFamily | None) -> 
     local = region_specs(graph, mesh)
     packable, travelling = packings_of(graph), expert_nodes(graph, calls)
     inputs: dict[Any, tuple[OpSpec, ...]] = {}
-    batches = {i.node for i in graph.inputs if i.kind in ("input", "tangent")}
     for node in planned_nodes(graph):
         if node.name in local:
             specs[node.name] = (local[node.name],)
         elif node.op == "placeholder":
             packed = tuple(PackedShard(d, parts) for d, parts in sorted(packable.get((node.name, 0), {}).items()) if min(parts) > 1)
-            key = plain_shape(node.meta["val"].shape), node.name in batches, packed
+            key = plain_shape(node.meta["val"].shape), packed
             if key not in inputs:
-                inputs[key] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh, batch=key[1], packed=packed))
+                inputs[key] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh, packed=packed))
             specs[node.name] = inputs[key]
         elif node.op == "call_function":
             call = calls[node.name]
@@ -357,14 +356,17 @@ def _replicated(call: Call, mesh: Mesh, reason: str) -> OpStrategy:
     return OpStrategy((spec,), True, reason)
 
 
-def input_layouts(node: fx.Node, mesh: Mesh, *, batch: bool = False, packed: Sequence[PackedShard] = ()) -> list[Layout]:
-    """All layouts of a placeholder without Partial. Dims of size 1 and tensors of unknown size stay whole.
-
-    ``batch``: dim 0 may be sharded even at size 1, so that a last batch of one row has the layout of the others. ``packed``: ways in which
-    its dims may be packed.
-    """
+def input_layouts(node: fx.Node, mesh: Mesh, *, packed: Sequence[PackedShard] = ()) -> list[Layout]:
+    """All layouts of a placeholder without Partial; tensors of unknown size stay whole. ``packed``: ways in which dims may be packed."""
     shape = plain_shape(node.meta["val"].shape)
     if UNKNOWN in shape:
         return [Layout.replicated(mesh.ndim)]
-    layouts = all_layouts(len(shape), mesh.ndim, reduce_ops=(), packed=packed)
-    return [layout for layout in layouts if all(shape[d] > 1 or (batch and d == 0) or not layout.axes_on(d) for d in range(len(shape)))]
+    return all_layouts(len(shape), mesh.ndim, reduce_ops=(), packed=packed)
+
+
+def cuts_one_element(layout: Layout, node: fx.Node, *, batch: bool) -> bool:
+    """Whether a layout shards a dim of one element, which saves nothing: a plan does so only if it is told to.
+
+    ``batch``: dim 0 does not count, so that a last batch of one row has the layout of the others.
+    """
+    return any(size == 1 and not (batch and d == 0) and layout.axes_on(d) for d, size in enumerate(plain_shape(node.meta["val"].shape)))

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 from torch import fx
 
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import UNKNOWN, VIEWS, PlanningGraph, is_getitem, is_tensor, operands, planned_nodes, producer
 from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, ceil_shape

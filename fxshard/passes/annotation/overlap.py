@@ -30,7 +30,7 @@ import numpy as np
 from torch import fx
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from fxshard.cost import node_time, time_price
+from fxshard.cost import node_times, time_price
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.graph.targets import name_of
@@ -207,7 +207,7 @@ class Windows:
     def _min_compute_time(self, node: fx.Node) -> float:
         """A lower bound of a node's compute time, in microseconds."""
         call, specs = self.calls[node.name], self.specs[node.name]
-        return self._cache(("least", call), (specs,), lambda: min(node_time(call, spec, self.mesh) for spec in specs))
+        return self._cache(("least", call), (specs,), lambda: min(node_times(call, specs, self.mesh)))
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 
 from torch import fx
 
-from fxshard._torch_compat.dtensor.packed import DTENSORS_KEEP_PACKED
 from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import PlanningGraph, operands, outputs_of, planned_nodes, producer
 from fxshard.strategies.engine.engine import resolved_rule
@@ -51,8 +50,6 @@ def packings(graph: PlanningGraph, calls: Mapping[str, Call]) -> Packings:
 
 def packings_of(graph: PlanningGraph) -> Packings:
     """The same, for the calls of the graph that do not depend on values known only at run time; computed once per graph."""
-    if not DTENSORS_KEEP_PACKED:
-        return {}
     if "packings" not in graph.cache:
         late = graph.run_time_causes
         graph.cache["packings"] = packings(graph, {name: call for name, call in calls_of(graph).items() if name not in late})

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from torch import fx
 
-from fxshard.cost import node_time
+from fxshard.cost import node_times
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import PlanningGraph, outputs_of, plain_shape
 from fxshard.layout.redistribution import AnyShape, WeightedShapes
@@ -53,7 +52,7 @@ class Prices:
         for weight, annotated in self.samples:
             call = annotated.calls.get(node)
             if call is not None:
-                found += weight * np.array(_compute_times(call, specs, annotated.mesh))
+                found += weight * np.array(node_times(call, specs, annotated.mesh))
         return found
 
     def sending(self, node: str, specs: tuple[OpSpec, ...]) -> np.ndarray:
@@ -86,8 +85,3 @@ class Prices:
         if all(overlap is None for _, overlap in found):
             return None
         return found[0][1] if len(found) == 1 else MeanOverlap(tuple(found))
-
-
-@lru_cache(maxsize=8192)
-def _compute_times(call: Call, specs: tuple[OpSpec, ...], mesh: Mesh) -> tuple[float, ...]:
-    return tuple(node_time(call, s, mesh) for s in specs)

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fxshard.errors import PlanError
-from fxshard.graph.planning_graph import PlanningGraph, depends_on_run_time, outputs_of, producer
+from fxshard.graph.planning_graph import PlanningGraph, depends_on_run_time, outputs_of, producer, reached
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.lifetimes import Lifetimes, values_of
 from fxshard.plans.plan_data import again as second_name
@@ -73,14 +73,11 @@ def _block_outputs(times: Lifetimes) -> list[tuple[str, list[fx.Node]]]:
 
 def _ancestors_inside(ends: Iterable[fx.Node], inside: Callable[[fx.Node], bool]) -> set[fx.Node]:
     """The nodes ``ends`` and their ancestors, as far as they are ``inside``; getitems count as their producers."""
-    found: set[fx.Node] = set()
-    todo = [*ends]
-    while todo:
-        node = producer(todo.pop())[0]
-        if node.op == "call_function" and node not in found and inside(node):
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
+
+    def kept(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return [n for n in (producer(node)[0] for node in nodes) if n.op == "call_function" and inside(n)]
+
+    return reached(kept(ends), lambda node: kept(node.all_input_nodes))
 
 
 def _nodes_to_recompute(times: Lifetimes, inside: set[fx.Node], parts: Sequence[set[fx.Node]]) -> set[fx.Node]:

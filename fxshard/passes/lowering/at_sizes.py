@@ -13,7 +13,7 @@ from torch import fx
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.fakes import FakeTensor
 from fxshard._torch_compat.sizes.symbols import SYMBOLIC, evaluated, expression
-from fxshard.cost.timeline import bytes_sent
+from fxshard.cost.timeline import TIME_KEY, bytes_sent
 from fxshard.errors import SizesError
 from fxshard.graph.planning_graph import source_line
 from fxshard.passes.lowering.local_graph import FAKES
@@ -98,7 +98,10 @@ def first_at_memory_sizes(program: ShardedProgram) -> fx.GraphModule:
 
 
 def _with_numbers(module: fx.GraphModule, numbers: Mapping[sympy.Basic, Any]) -> fx.GraphModule:
-    return instantiated(module, {}, lambda expr, _: numbers[expr], FAKES)
+    made = instantiated(module, {}, lambda expr, _: numbers[expr], FAKES)
+    for node in made.graph.nodes:
+        node.meta.pop(TIME_KEY, None)  # the time at the example's sizes
+    return made
 
 
 def _expressions(module: fx.GraphModule) -> tuple[sympy.Basic, ...]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import fx
 
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import plain_shape, producer
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh

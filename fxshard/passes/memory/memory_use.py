@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from torch import fx
 
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import UNKNOWN, outputs_of, plain_shape, producer, shape_and_itemsize
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import Price, path_table_for, steps

@@ -16,7 +16,7 @@ import numpy as np
 from torch import fx
 
 from fxshard.cost.host import HostPrice, host_bytes, host_time
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import shape_and_itemsize
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh

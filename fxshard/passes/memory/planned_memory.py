@@ -12,7 +12,7 @@ from types import MappingProxyType
 from torch import fx
 
 from fxshard.byte_sizes import exact_size, size_text
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, plain_shape, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout, ceil_shape

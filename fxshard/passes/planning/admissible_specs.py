@@ -11,7 +11,7 @@ from torch import fx
 
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import PlanningGraph, producer, source_line
-from fxshard.passes.annotation.annotate import Annotated
+from fxshard.passes.annotation.annotate import Annotated, cuts_one_element
 from fxshard.passes.planning.constrain import Condition, Constraints
 from fxshard.plans.plan_data import OpSpec
 
@@ -33,7 +33,7 @@ def admissible_specs(node: fx.Node, annotated: Annotated, constraints: Constrain
             )
         requirements.append((pin.user_text, partial(_reads, pin, operand)))
     if not requirements and want is None:
-        return specs
+        return _sensible(node, annotated.graph, specs)
     for pin, output in pins:
         if not any(pin.admits(s.outputs[output]) for s in specs):
             gives = "always gives it" if pin.forbidden else "never gives that layout"
@@ -50,7 +50,16 @@ def admissible_specs(node: fx.Node, annotated: Annotated, constraints: Constrain
                 remedy=f"legal ones are {'; '.join(str(s) for s in specs[:6])}",
             )
         requirements.append((plan_pin_text(node.name, want), partial(_is_spec, want)))
-    return satisfying(specs, requirements, user_location(node, annotated.graph))
+    kept = satisfying(specs, requirements, user_location(node, annotated.graph))
+    return _sensible(node, annotated.graph, kept) or kept
+
+
+def _sensible(node: fx.Node, graph: PlanningGraph, specs: tuple[OpSpec, ...]) -> tuple[OpSpec, ...]:
+    """``specs`` without those that shard a dim of one element of a placeholder; a tangent has the layout of its result in any case."""
+    if node.op != "placeholder" or all(size != 1 for size in node.meta["val"].shape):
+        return specs
+    kind = next(i.kind for i in graph.inputs if i.node == node.name)
+    return tuple(spec for spec in specs if kind == "tangent" or not cuts_one_element(spec.outputs[0], node, batch=kind == "input"))
 
 
 def satisfying(

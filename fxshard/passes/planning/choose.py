@@ -14,7 +14,7 @@ import numpy as np
 from torch import fx
 
 from fxshard.byte_sizes import exact_size
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, PlanError
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, plain_shape, producer
 from fxshard.graph.targets import name_of

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.byte_sizes import read_size
 from fxshard.cost.host import check_host
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.graph.objects import is_length
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, producer, source_line

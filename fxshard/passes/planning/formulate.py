@@ -28,7 +28,7 @@ from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes,
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import Price, bytes_price, path_price, path_table_for
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.annotation.annotate import Annotated, input_layouts
+from fxshard.passes.annotation.annotate import Annotated, cuts_one_element, input_layouts
 from fxshard.passes.annotation.groups import Group, groups, internal_redistributions, joint_specs
 from fxshard.passes.annotation.identity_cache import IdentityCache
 from fxshard.passes.annotation.lifetimes import Span
@@ -292,9 +292,10 @@ class _Builder:
                 requirements.append((user_text, Condition(whole.inputs[index], user_text).admits))
             for user_text, holds in requirements:
                 if not any(map(holds, layouts)):
-                    remedy = "outputs can be replicated or sharded where they are longer than 1, not partial"
+                    remedy = "outputs can be replicated or sharded, not partial"
                     raise ConstraintError(f"{user_text} cannot hold for {end.name}", where=user_location(node, self.graph), remedy=remedy)
             kept = satisfying(layouts, requirements, user_location(node, self.graph))
+            kept = tuple(layout for layout in kept if not cuts_one_element(layout, node, batch=True)) or kept
             self.result_vars[index] = (self._variable(end.name, np.zeros(len(kept))), kept)
 
     def _returnable(self, node: fx.Node) -> list[Layout]:
@@ -488,4 +489,4 @@ def _equality_costs(left: Sequence[Layout | None], right: Sequence[Layout | None
 
 def result_layouts(node: fx.Node, mesh: Mesh) -> list[Layout]:
     """Layouts in which an output may be returned."""
-    return input_layouts(node, mesh, batch=True)
+    return input_layouts(node, mesh)

@@ -15,6 +15,7 @@ from fxshard.errors import ConstraintError, PlanError
 from fxshard.graph.planning_graph import is_getitem, operands, outputs_of, producer
 from fxshard.layout.layouts import Layout, placement_str
 from fxshard.memory_profile import MemoryProfile
+from fxshard.mesh.price_draws import Errors
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.recompute import expanded
 from fxshard.passes.memory.planned_memory import planned_profile
@@ -108,9 +109,10 @@ class Origin:
             self._at[key] = plan_at(plan, *self._asked, self._time_limit, sizes)
         return self._at[key]
 
-    def regret(self, plan: ShardingPlan, error: float, draws: int) -> PriceRegret:
+    def regret(self, plan: ShardingPlan, error: Errors, draws: int) -> PriceRegret:
         """As ``ShardingPlan.regret``."""
-        return regret(plan, self.annotated, self.constraints, self._time_limit, error, draws)
+        start = () if self._session is None else self._session.solution.choices
+        return regret(plan, self.annotated, self.constraints, self._time_limit, error, draws, start)
 
     def holds_up_to(self, plan: ShardingPlan) -> Mapping[str, int | None]:
         """As ``ShardingPlan.holds_up_to``."""

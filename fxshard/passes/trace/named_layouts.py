@@ -147,9 +147,13 @@ def _form(node: fx.Node, name: str, known: _Known) -> OutputForm | None:
 
 
 def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpSpec, ...]:
-    """The ``specs`` of a ``placed`` node in the layout that it names. Raises TraceError if there are none, or the mesh lacks its axes."""
+    """The ``specs`` of a ``placed`` node in the layout that it names, in which it is read if rules do not offer it: they shard no dim of
+    one element. Raises TraceError for a layout that it cannot have, or if the mesh lacks its axes."""
     wanted = _wanted(node, mesh)
     found = tuple(spec for spec in specs if all(spec.outputs[0][axis] == placement for axis, placement in wanted.items()))
+    if not found and len(wanted) == mesh.ndim and not any(p.is_partial() for p in wanted.values()):
+        layout = Layout([wanted[axis] for axis in range(mesh.ndim)])
+        return (OpSpec((layout,), (layout,)),)
     if not found:
         what = f"a value of shape {tuple(node.meta['val'].shape)} cannot be {node.args[1]} on {node.args[2]}"
         raise TraceError(what, where=source_line(node), remedy="shard another dim, or replicate it")

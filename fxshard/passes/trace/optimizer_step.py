@@ -119,12 +119,12 @@ def _zeros(key: str, parameter: torch.Tensor) -> torch.Tensor:
 def with_step(graph: PlanningGraph, model: nn.Module, optimizer: Any) -> tuple[PlanningGraph, Values]:
     """(``graph`` with the step of ``optimizer`` in it, the initial state by name). Raises OptionError, TraceError without a loss."""
     kind, trained = trained_parameters(model, optimizer)
-    if graph.family is not None:
-        raise OptionError("a program with the optimiser's step serves one size", where="dynamic_shapes", remedy="leave dynamic_shapes out")
     graphed = {end.name for end in graph.outputs if end.kind == "gradient"}
     trained = [one for one in trained if graph.aliases.get(one.name, one.name) in graphed]
     trained = [replace(one, name=graph.aliases.get(one.name, one.name)) for one in trained]
-    return _Builder(graph, kind, trained).build()
+    every_size = graph if graph.family is None else replace(graph, module=graph.family.module)
+    made, state = _Builder(every_size, kind, trained).build()
+    return made.with_family(made.module), state
 
 
 class _Builder:

@@ -4,8 +4,8 @@
 
 Every rank of the mesh runs this with the same model and inputs. Parameters keep their layouts: plain ones stay replicated, with
 replicated gradients (the computation is sharded, but memory is not saved); DTensors have DTensor gradients. Plain inputs are global
-values, equal on all ranks, and plain outputs are replicated. An output that Dynamo predicts to be a DTensor is one, in a layout that the
-planner chooses.
+values, equal on all ranks, and plain outputs are replicated. An output that Dynamo predicts to be a DTensor is one, in the layout that it
+predicts; with the options ``output_layouts`` or ``plan``, in those that they say, or that the planner chooses.
 
 A graph is planned at its first call. A graph that Dynamo captured with symbolic sizes (``dynamic=True``, ``mark_dynamic``, or at the
 second size) has one program for all even sizes and, from the first odd size on, another for all sizes, as in ``fxshard.parallelize``
@@ -52,10 +52,11 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.program.size_inputs import add_size_inputs
 from fxshard.runtime.backend.backend_options import BackendOptions, backend_options
-from fxshard.runtime.backend.dtensor_rules import register_with_dtensor
+from fxshard.runtime.backend.dtensors.dtensor_rules import register_with_dtensor
+from fxshard.runtime.backend.dtensors.tensor_classes import with_tensor_classes
 from fxshard.runtime.backend.dynamo_graph import DynamoGraph, autocast_on_cpu, read_graph, specialised, trace_graph
 from fxshard.runtime.backend.graph_outputs import Output, output_kind
-from fxshard.runtime.backend.graph_requests import NamedTensors, check_weight_layouts, request_of
+from fxshard.runtime.backend.graph_requests import NamedTensors, Returned, check_weight_layouts, request_of
 from fxshard.runtime.backend.graph_runner import graph_runner, with_outputs
 from fxshard.runtime.backend.graph_sizes import dims_of
 from fxshard.runtime.backend.mesh_of_call import ambient_mesh, mesh_context, mesh_of_dtensors
@@ -109,7 +110,11 @@ def fxshard(
     if in_compiled_autograd():
         return _compile_around_programs(module, example_inputs, (options or {}).get("compiler", COMPILERS[0]))
     try:
-        graph = read_graph(module, example_inputs)
+        found = with_tensor_classes(module, example_inputs, partial(fxshard, options=options, mode=mode, **others))
+        if found is not None:
+            return found
+        chosen = (options or {}).get("plan") is not None or (options or {}).get("output_layouts") is not None
+        graph = read_graph(module, example_inputs, predict=not chosen)
     except FxshardError as error:
         return partial(_refuse, error)
     given = {**(options or {}), "mode": mode} if mode is not None else options
@@ -319,8 +324,10 @@ class GraphPrograms:
         self._compare(_fields(graph, named, options))
         if graph.family is not None:
             probes(graph.family, options.planning_mesh)  # an error in planning would reach the other ranks without its reason
-        distributed = [d for d, o in zip(self.graph.distributed, outputs, strict=True) if o.computed]
-        plan = self._plan(graph, named, distributed, dump)
+        every = zip(self.graph.distributed, self.graph.predicted, outputs, strict=True)
+        returned = [Returned(one, layout) for one, layout, output in every if output.computed]
+        distributed = [one.distributed for one in returned]
+        plan = self._plan(graph, named, returned, dump)
         program = lower_plan(graph, plan, dump, options.rng, options.without)
         check_weight_layouts(program, named, options.planning_mesh)
         check_plain_results(program, named, distributed)
@@ -343,14 +350,14 @@ class GraphPrograms:
         trace = partial(trace_graph, module, tensors, names, kinds, cache=self.options.cache)
         return trace_with_static_fallback(trace, dims, self.device_mesh), names
 
-    def _plan(self, graph: PlanningGraph, named: NamedTensors, distributed: Sequence[bool], dump: Dump) -> ShardingPlan:
+    def _plan(self, graph: PlanningGraph, named: NamedTensors, returned: Sequence[Returned], dump: Dump) -> ShardingPlan:
         options = self.options
         if options.plan is not None and self._is_for(options.plan, graph):
             return options.plan
         if options.plan is not None and not self.by_numbers:
             kind = "training" if graph.train else "inference"
             self._log(logging.INFO, "planning again for %s: the option plan is for another graph", kind)
-        request = request_of(graph, named, distributed, options, self.graph.fragment, not self.by_numbers)
+        request = request_of(graph, named, returned, options, self.graph.fragment, not self.by_numbers)
         make = lambda: plan_graph(graph, options.planning_mesh, request, dump)  # noqa: E731
         return share_plan(make, ranks=mesh_ranks(self.device_mesh), timeout=options.timeout, key=graph.hash)
 
@@ -365,7 +372,7 @@ class GraphPrograms:
         origin = (0,) * program.mesh.ndim
         module, axes = bind_graph(program.local(origin), {})
         add_size_inputs(module, program.sizes)
-        return BoundProgram(program, self.device_mesh, origin, torch.device("cpu"), module, axes, ())
+        return BoundProgram(program, self.device_mesh, origin, torch.device("cpu"), lambda: module, axes, ())
 
     def _dump(self, graph: PlanningGraph) -> Dump:
         """The dump folder of this graph, with the graph written to it, on the lowest rank of the mesh; False on the others."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard._torch_compat.inductor.inductor import inductor_modes, replays_cuda_graphs
-from fxshard.errors import OptionError, a_kind
+from fxshard.errors import OptionError, a_kind, count_text
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.plans.parallel import Parallel, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
@@ -21,6 +21,9 @@ from fxshard.runtime.calls.options import Options, check_choice, check_plan, che
 MESH_REMEDY = (
     "pass options={'mesh': device_mesh}, with device_mesh = "
     "torch.distributed.device_mesh.init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
+)
+OFFLOAD_REMEDY = (
+    "use fxshard.parallelize(model, args, device_mesh, memory_limit=..., offload=...), which places both, or plan without offload"
 )
 
 
@@ -52,6 +55,9 @@ class BackendOptions(Options):
         if self.plan is not None:
             check_plan(self.plan, self.planning_mesh)
             check_unused(self.plan, example_sizes=self.example_sizes, parallel=self.parallel)
+            if self.plan.offloaded:
+                what = f"the plan holds {count_text(len(self.plan.offloaded), 'parameter')}, or their optimiser's state, on the host"
+                raise OptionError(f"{what}; the backend leaves both where the caller has them", remedy=OFFLOAD_REMEDY)
         assert self.words is not None
 
     @cached_property
@@ -67,6 +73,9 @@ class BackendOptions(Options):
 
 def backend_options(given: Mapping[str, Any]) -> BackendOptions:
     """Reads and checks the options of ``torch.compile``; raises OptionError for one that is unknown, missing or bad."""
+    if "offload" in given:
+        what = "the backend fxshard takes no 'offload': the caller has made the parameters and steps the optimiser"
+        raise OptionError(what, remedy=OFFLOAD_REMEDY)
     return read_options(BackendOptions, {"mesh": None, **given, "plan": _read_plan(given.get("plan"))}, "the backend fxshard")
 
 

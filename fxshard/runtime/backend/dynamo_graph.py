@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.dynamo.capture import dynamo_frame, dynamo_source
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.fakes.symbols import Symbols
 from fxshard.passes.trace.fakes.tensor_kinds import check_dense
@@ -25,10 +26,10 @@ from fxshard.passes.trace.returned import note_calls
 from fxshard.passes.trace.rewrites.shared_memory import guard_shared_memory
 from fxshard.passes.trace.trace import fresh, joint_graph, planning_graph, separate_outputs
 from fxshard.passes.trace.trace_errors import readable_errors
+from fxshard.runtime.backend.dtensors.local_parts import NO_ENDS, LocalEnds, keep_writes, replace_dtensor_calls
+from fxshard.runtime.backend.dtensors.loss_parallel import keep_classes_sharded
 from fxshard.runtime.backend.graph_outputs import Output, find_outputs
 from fxshard.runtime.backend.graph_sizes import OpenSize, open_sizes, sizes_of_stacks
-from fxshard.runtime.backend.local_parts import NO_ENDS, LocalEnds, keep_writes, replace_dtensor_calls
-from fxshard.runtime.backend.loss_parallel import keep_classes_sharded
 from fxshard.shapes import DynamicDim
 
 ACCELERATOR = re.compile(r"(cuda|xpu|mps)(:\d+)?")
@@ -43,7 +44,8 @@ class DynamoGraph:
     For each placeholder: ``names``, ``kinds`` (``parameter``, ``buffer``, ``input``, ``scalar``) and ``arguments``, its index among the
     function's arguments. ``distributed``: for each output, whether the user's program sees a DTensor there. ``fragment``: whether a graph
     break made this one of several graphs of the model. ``sizes``: the sizes that Dynamo left open. ``ends``: where local tensors enter and
-    leave; in ``sizes`` and ``module`` the inputs among them are stacks (see ``local_parts``).
+    leave; in ``sizes`` and ``module`` the inputs among them are stacks (see ``local_parts``). ``predicted``: for each output that is
+    computed and a DTensor of shards, its layout in eager execution.
     """
 
     module: fx.GraphModule
@@ -54,6 +56,7 @@ class DynamoGraph:
     fragment: bool
     sizes: tuple[OpenSize, ...] = ()
     ends: LocalEnds = NO_ENDS
+    predicted: tuple[Layout | None, ...] = ()
 
     @property
     def symbolic(self) -> bool:
@@ -77,8 +80,9 @@ class DynamoGraph:
         return [i for i, kind in enumerate(self.kinds) if kind == "scalar" and used[i] and i not in of_sizes]
 
 
-def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoGraph:
-    """Copies ``module`` and reads what Dynamo knows about its inputs and outputs."""
+def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any], predict: bool = True) -> DynamoGraph:
+    """Copies ``module`` and reads what Dynamo knows about its inputs and outputs. ``predict``: whether
+    results that are DTensors have the layouts of eager execution; if not, the plan chooses."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     sources = [dynamo_source(n) for n in placeholders]
     kinds = [_kind(source, example, scalar) for (source, scalar), example in zip(sources, example_inputs, strict=True)]
@@ -92,11 +96,19 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any]) -> DynamoG
     frame, variables = dynamo_frame()
     fragment = bool(getattr(reason, "graph_break", False)) or frame.startswith(RESUME_PREFIX)
     arguments = tuple(_argument_index(source, variables) for source, _ in sources)
-    copied, ends = _rewritten(module)
+    predicted = tuple(_predicted(o) if predict else None for o in outputs)
+    copied, ends = _rewritten(module, predict)
     kinds = ["input" if i in ends.inputs else kind for i, kind in enumerate(kinds)]
     distributed = tuple(one or i in ends.shards | ends.rows for i, one in enumerate(distributed))
     sizes = sizes_of_stacks(open_sizes(placeholders), ends.inputs)
-    return DynamoGraph(copied, tuple(names), tuple(kinds), arguments, distributed, fragment, sizes, ends)
+    return DynamoGraph(copied, tuple(names), tuple(kinds), arguments, distributed, fragment, sizes, ends, predicted)
+
+
+def _predicted(output: Any) -> Layout | None:
+    value = output.meta.get("example_value") if isinstance(output, fx.Node) and output.op != "placeholder" else None
+    if not isinstance(value, DTensor) or any(type(p) not in (Shard, Replicate) for p in value.placements):
+        return None
+    return Layout(value.placements)
 
 
 def _argument_index(source: str, variables: Sequence[str]) -> int:
@@ -128,13 +140,13 @@ def user_name(source: str) -> str:
     return rest.removeprefix(".") if of_module and rest else root.group(1) + rest
 
 
-def _rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, LocalEnds]:
+def _rewritten(module: fx.GraphModule, terms: bool) -> tuple[fx.GraphModule, LocalEnds]:
     """(a copy of Dynamo's graph with the names of its modules' results, without DTensor's calls; where local tensors enter and leave)."""
     copied = _copy(module)
     expand_flex_attention(copied)
     note_calls(copied.graph)
     keep_classes_sharded(copied.graph)
-    ends = replace_dtensor_calls(copied.graph)
+    ends = replace_dtensor_calls(copied.graph, terms)
     for node in copied.graph.nodes:
         node.meta = {k: v for k, v in node.meta.items() if k not in ("grapharg", "example_value")}
     return copied, ends
@@ -171,7 +183,8 @@ def specialised(
         if graph.ends.device_mesh is not None:
             keep_writes(module, tensors)
         outputs = find_outputs(module, tensors, graph.distributed, views)
-        outputs = tuple(replace(output, row=i in graph.ends.rows) for i, output in enumerate(outputs))
+        ends = graph.ends
+        outputs = tuple(replace(one, row=i in ends.rows, terms=ends.terms.get(i)) for i, one in enumerate(outputs))
     end = module.graph.output_node()
     end.args = (tuple(node for node, output in zip(pytree.tree_leaves(end.args[0]), outputs, strict=True) if output.computed),)
     module.recompile()

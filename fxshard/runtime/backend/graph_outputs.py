@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxshard._torch_compat.fakes import FakeTensorMode, storage_key
 from fxshard.errors import RunError, TraceError
+from fxshard.layout.layouts import Layout
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
 from fxshard.passes.trace.rewrites.probe import probe
 
@@ -51,7 +52,8 @@ IDENTITY = View()
 @dataclass(frozen=True)
 class Output:
     """One output of a graph: computed, or the ``view`` of input ``of_input`` or of output ``of_output``, or the Python value ``value``.
-    ``row``: whether the caller gets the computed value, one row, without its first dim."""
+    ``row``: whether the caller gets the computed value, one row, without its first dim; ``terms``: the layout of the DTensor of which that
+    row is this rank's term."""
 
     computed: bool = False
     of_input: int | None = None
@@ -59,6 +61,7 @@ class Output:
     view: View = IDENTITY
     value: Any = None
     row: bool = False
+    terms: Layout | None = None
 
 
 def output_kind(output: Output) -> tuple[Any, ...]:

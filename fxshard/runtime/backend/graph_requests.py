@@ -37,12 +37,20 @@ NamedTensors = Mapping[str, torch.Tensor]
 """The user's tensors by the names of the graph's inputs."""
 
 
-def request_of(
-    graph: PlanningGraph, named: NamedTensors, distributed: Sequence[bool], options: BackendOptions, fragment: bool, first: bool
-) -> Request:
-    """The request: plain tensors replicated, DTensors in their layouts, plain outputs replicated, then the user's layouts and pins.
+@dataclass(frozen=True)
+class Returned:
+    """How an output is returned: whether as a DTensor, and in which layout; None if the plan chooses it."""
 
-    ``distributed``: for each output whether it is a DTensor. ``first``: whether this is the first program of the Dynamo graph. A name
+    distributed: bool
+    layout: Layout | None = None
+
+
+def request_of(
+    graph: PlanningGraph, named: NamedTensors, returned: Sequence[Returned], options: BackendOptions, fragment: bool, first: bool
+) -> Request:
+    """The request: plain tensors replicated, DTensors in their layouts, outputs as in eager execution, then the user's layouts and pins.
+
+    ``returned``: how each output is returned. ``first``: whether this is the first program of the Dynamo graph. A name
     that matches nothing here is an error, or only a warning if the graph is one of several of the model (``fragment``).
     Raises ConstraintError for a pin that contradicts the layout of a tensor, PlanError for a DTensor on another mesh.
     """
@@ -50,7 +58,7 @@ def request_of(
     if not isinstance(options.input_layouts, Mapping | None):  # one layout for all plain inputs
         plain = [i.name for i in graph.inputs_of("input") if not isinstance(named[i.name], DTensor)]
         options = replace(options, input_layouts=dict.fromkeys(plain, options.input_layouts))
-    return _GraphRequest(options, graph, options.planning_mesh, "warn" if fragment else "raise", named).of(distributed, first)
+    return _GraphRequest(options, graph, options.planning_mesh, "warn" if fragment else "raise", named).of(returned, first)
 
 
 def check_weight_layouts(program: ShardedProgram, named: NamedTensors, mesh: Mesh) -> None:
@@ -79,7 +87,7 @@ class _GraphRequest(RequestBuilder):
     options: BackendOptions
     named: NamedTensors
 
-    def of(self, distributed: Sequence[bool], first: bool) -> Request:
+    def of(self, returned: Sequence[Returned], first: bool) -> Request:
         user_pins = self.options.pins or {}
         self._check_fixed((f"pins[{name!r}]", name, layout) for name, layout in user_pins.items())
         opened = {name: layout for name, layout in user_pins.items() if not any(map(self._is_fixed, self._ends(name)))}
@@ -88,11 +96,13 @@ class _GraphRequest(RequestBuilder):
         self._check_fixed((str(c), c.name, c.layout) for c in constraints)
         pinned = [*pins, *(c.name for c in constraints)]
         inputs = {i.name: self._layout(i) for i in self.graph.inputs_of("input") if not any(_matches(name, i.name) for name in pinned)}
-        plain = [name for name, one in zip(self.outputs, distributed, strict=True) if not one]
+        whole = Layout.replicated(self.mesh.ndim)
+        given = zip(self.outputs, returned, strict=True)
+        outputs = {name: layout for name, one in given if (layout := one.layout if one.distributed else whole) is not None}
         inputs |= self._worded([name for name in inputs if not isinstance(self.named[name], DTensor)])
         self._check_worded()
         own = {i.name: self._layout(i) for i in self.graph.inputs if i.kind in ("parameter", "buffer")}
-        request = self.request(inputs, dict.fromkeys(plain, Layout.replicated(self.mesh.ndim)), {**pins, **own}, self._sampled(first))
+        request = self.request(inputs, outputs, {**pins, **own}, self._sampled(first))
         self._check_fixed((f"input_layouts[{name!r}]", name, layout) for name, layout in request.input_layouts.items())
         return replace(request, parallel=self.options.words)
 

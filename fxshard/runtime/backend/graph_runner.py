@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard._torch_compat.calls import overlap
 from fxshard.errors import RunError
+from fxshard.runtime.backend.dtensors.local_parts import dtensor_of_terms
 from fxshard.runtime.backend.graph_outputs import Output
 from fxshard.runtime.backend.graph_requests import NamedTensors
 from fxshard.runtime.calls.runner import Runner
@@ -42,7 +44,7 @@ def graph_runner(
         timeout=timeout,
         distributed=[one for one, output in zip(distributed, outputs, strict=True) if output.computed],
         local=local,
-        finish=GraphOutputs(tuple(outputs)),
+        finish=GraphOutputs(tuple(outputs), compiled.bound.device_mesh),
         first_check=NoOverlap(written, range(len(names))) if written else None,
         later_check=NoOverlap(again, arguments) if again else None,
         here=all(x.device == compiled.bound.device for x in named.values()),  # the same in later calls, because Dynamo guards devices
@@ -52,7 +54,7 @@ def graph_runner(
 def with_outputs(runner: Runner, outputs: Sequence[Output]) -> Runner:
     """The same program with other ``outputs``: at other sizes its views have other shapes and strides."""
     other = copy.copy(runner)
-    other.finish = GraphOutputs(tuple(outputs))
+    other.finish = GraphOutputs(tuple(outputs), runner.bound.device_mesh)
     return other
 
 
@@ -61,6 +63,7 @@ class GraphOutputs:
     """Makes the outputs of a graph from those that its program computes: views of inputs and of outputs, and Python values."""
 
     outputs: tuple[Output, ...]
+    mesh: DeviceMesh
 
     @cached_property
     def bases(self) -> frozenset[int]:
@@ -77,6 +80,8 @@ class GraphOutputs:
         values = iter(computed)
         found = [next(values) if output.computed else output.value for output in self.outputs]
         found = [value.squeeze(0) if output.row else value for value, output in zip(found, self.outputs, strict=True)]
+        every = zip(found, self.outputs, strict=True)
+        found = [value if output.terms is None else dtensor_of_terms(value, self.mesh, output.terms) for value, output in every]
         for i in self.bases:
             found[i] = found[i].contiguous()
         for i, output in enumerate(self.outputs):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard.byte_sizes import read_size
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.errors import OptionError, PlanError, a_kind, closest
 from fxshard.mesh.hardware import Hardware
 from fxshard.mesh.hardware_file import find_hardware

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ import torch
 
 from fxshard.archive.weights import DTYPES
 from fxshard.errors import FileError, OptionError
-from fxshard.files import REMAKE, Field, parse_json, write_json
+from fxshard.files import REMAKE, Field, parse_json, write_sealed
 
 FORMAT, VERSION = "fxshard-checkpoint", 1
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -77,7 +76,7 @@ class Index:
             "aliases": dict(self.aliases),
             "values": dict(self.values),
         }
-        return write_json({"sha256": _digest(said), **said})
+        return write_sealed(said)
 
 
 def dtype_name(dtype: torch.dtype, name: str) -> str:
@@ -92,8 +91,7 @@ def read_index(text: bytes | str, where: str) -> Index:
     remedy = f"save it again, or load it with the fxshard that wrote it; this one reads version {VERSION}"
     root.check_version(FORMAT, VERSION, "checkpoint", "give what fxshard.save_checkpoint wrote", remedy)
     root.known(("sha256", "format", "version", "folder", "ranks", "tensors", "aliases", "values"))
-    if root.get("sha256", Field.text) != _digest({k: v for k, v in root.value.items() if k != "sha256"}):
-        raise root.fail("the index is damaged: its hash does not match", REMAKE)
+    root.check_seal("the index is damaged: its hash does not match", REMAKE)
     ranks = root.get("ranks", lambda f: f.whole(1))
     entries = dict(root.get("tensors", lambda f: f.tuple_of(lambda one: _entry(one, ranks))))
     aliases = {name: one.text() for name, one in root.get("aliases", Field.entries).items()}
@@ -126,10 +124,6 @@ def _chunk(one: Field, whole: tuple[int, ...], ranks: int) -> Chunk:
 
 def _sizes(one: Field) -> tuple[int, ...]:
     return one.tuple_of(Field.whole)
-
-
-def _digest(said: Mapping[str, Any]) -> str:
-    return hashlib.sha256(write_json(said).encode()).hexdigest()
 
 
 def missing(name: str, where: str) -> FileError:

@@ -27,6 +27,7 @@ from fxshard.runtime.compile import artefact_cache
 from fxshard.runtime.compile.artefact_cache import CacheEntry, make_cache_entry
 from fxshard.runtime.compile.compiled import Artefact, BoxedFunction, CompiledProgram
 from fxshard.runtime.compile.compiler_check import wait_for_compiler_check
+from fxshard.runtime.compile.flex_kernels import use_flex_kernels
 from fxshard.runtime.compile.outline import outline
 from fxshard.runtime.rank_graph.bind import BoundProgram
 from fxshard.runtime.rank_graph.common_subexpressions import merge_equal_calls, merge_equal_in_halves
@@ -265,6 +266,7 @@ def _compile_graph(
     copy = _copy_module(module)
     if not skip_outline:
         outline(copy)
+    use_flex_kernels(copy)
     output = copy.graph.output_node()
     output.meta["user_visible_output_idxs"] = [i for i in range(visible) if _is_tensor(output.args[0][i])]
     inputs = [n.meta["val"] for n in copy.graph.nodes if n.op == "placeholder"]

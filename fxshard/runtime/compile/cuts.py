@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import fx
 
+import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import OpOverload
 from fxshard._torch_compat.operators import schema_of
 from fxshard.graph.planning_graph import VIEWS, is_getitem
@@ -50,16 +51,19 @@ def epilogue_nodes(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
+FUSED_FLEX = (torch.ops.fxshard.flex_attention_fused.default, torch.ops.fxshard.flex_attention_fused_backward.default)
+
+
 def stays_outside(node: fx.Node) -> bool:
     """Whether a node of a repeat stays in the graph, outside of subgraphs.
 
     Collectives and their waits do, so that their order is the same on ranks with different graphs, and so that memory planning sees when
-    their buffers are free. So do calls that mutate, the values that they write, which may be computed in place, and calls of anything
-    but operators.
+    their buffers are free. So do calls that mutate, the values that they write, which may be computed in place, attention that becomes a
+    call of graphs of its own (``flex_kernels``), and calls of anything but operators.
     """
     if is_getitem(node):
         return stays_outside(node.all_input_nodes[0])
-    if not isinstance(node.target, OpOverload) or is_collective(node) or is_wait(node):
+    if not isinstance(node.target, OpOverload) or is_collective(node) or is_wait(node) or node.target in FUSED_FLEX:
         return True
     return _writes(node) or any(map(_writes, node.users))
 

@@ -34,11 +34,12 @@ from fxshard.cost.fit import (
     op_errors,
     rounded,
 )
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, count_text
 from fxshard.files import check_writable
 from fxshard.mesh.hardware import HARDWARE, Hardware
 from fxshard.mesh.hardware_file import save, write_hardware
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh, preset_of_device
+from fxshard.progress import progress
 from fxshard.runtime.groups import gloo_threads
 from fxshard.runtime.groups.local_ranks import wait_for
 from fxshard.runtime.measure.calibration import Calibration, file_rows, report
@@ -66,6 +67,11 @@ def main(mesh: str | None, output: str | None, device: str | None, quick: bool, 
         calibration = _calibrate_rank(axes, device, quick)
     if ranks and int(os.environ["RANK"]):
         return
+    show(calibration, output, as_json)
+
+
+def show(calibration: Calibration, output: str | None, as_json: bool) -> None:
+    """Writes the file, and prints the report or, ``as_json``, the hardware."""
     if output:
         save(calibration.hardware, output, calibration.made, file_rows(calibration))
     if as_json:
@@ -113,15 +119,15 @@ def _calibrate_rank(mesh: Mesh, device: str, quick: bool) -> Calibration:
         _init_process_group(rank, mesh.size, device)
     try:
         clock = Clock(place, EFFORTS[device, quick])
-        _print_on_first(rank, f"measuring operators on {_device_name(device)}, {mesh.size} rank(s) at once ...")
-        launch, ops = measure_ops(clock)
+        with progress(f"measuring operators on {_device_name(device)}, {count_text(mesh.size, 'rank')} at once"):
+            launch, ops = measure_ops(clock)
         hardware = fit_device(_base_preset(device), ops, launch)
         if mesh.size == 1:
             return Calibration(rounded(hardware), _provenance(mesh, device, quick), tuple(op_errors(hardware, ops)))
-        _print_on_first(rank, f"measuring collectives on {mesh} ...")
-        device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
-        gloo_threads.set_policy()
-        times = measure_collectives(clock, device_mesh)
+        with progress(f"measuring collectives on {mesh}"):
+            device_mesh = init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
+            gloo_threads.set_policy()
+            times = measure_collectives(clock, device_mesh)
         for what in _noise_warnings(mesh, times):
             _print_on_first(rank, f"warning: {what}; is other work running here? Measure again, without --quick")
         hardware = rounded(fit_links(as_mesh(mesh, hardware), times))

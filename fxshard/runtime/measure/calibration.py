@@ -16,8 +16,9 @@ from fxshard.mesh.hardware import Hardware
 class Calibration:
     """The hardware fitted to measurements, and its errors at sizes that were not used for fitting.
 
-    ``made``: what was measured and how. ``ops``: errors by operator. ``curves``: by collective, errors of the measured curves, which price
-    groups of the same size and stride. ``links``: by collective, errors of the link formulas, which price all other groups.
+    ``made``: what was measured and how. ``ops``: errors by operator; with ``fitted_ops`` of those that the rates were fitted to.
+    ``curves``: by collective, errors of the measured curves, which price groups of the same size and stride. ``links``: by collective,
+    errors of the link formulas, which price all other groups.
     """
 
     hardware: Hardware
@@ -25,6 +26,7 @@ class Calibration:
     ops: tuple[PredictionErrors, ...]
     curves: tuple[PredictionErrors, ...] = ()
     links: tuple[PredictionErrors, ...] = ()
+    fitted_ops: bool = False
 
 
 def report(calibration: Calibration) -> str:
@@ -32,8 +34,11 @@ def report(calibration: Calibration) -> str:
     parts = [_rates(calibration)]
     if "links" in calibration.made:
         parts.append(f"links: {calibration.made['links']} (measure them with --mesh, for example --mesh tp=2)")
+    if "left out" in calibration.made:
+        parts.append(f"left out: {calibration.made['left out']}")
+    on = "the operators that the rates were fitted to" if calibration.fitted_ops else "sizes that nothing was fitted to"
     tables = (
-        ("prediction against measurement, on sizes that nothing was fitted to:", calibration.ops, "FLOPs"),
+        (f"prediction against measurement, on {on}:", calibration.ops, "FLOPs"),
         ("collectives, by the curves that price groups of this size and stride:", calibration.curves, "bytes sent"),
         ("the same by the links, which price all other groups:", calibration.links, "bytes sent"),
     )

@@ -14,6 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat.dtensor.checkpointing import save_by_blocks
 from fxshard._torch_compat.dtensor.copies import copy_slices
 from fxshard._torch_compat.dtensor.packed import keep_packed
+from fxshard._torch_compat.dtensor.shards import become_parameter
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
@@ -95,6 +96,7 @@ def shard_parameters(
     made_buffers: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    keep_packed()  # before a parameter is made of a DTensor, which detaches it
     with torch.no_grad():
         for owner, key, parameter in parameter_slots(model):
             if id(parameter) not in made:
@@ -103,7 +105,7 @@ def shard_parameters(
                 value = shard_tensor(parameter, layout, device_mesh, device, source)
                 if kind == PARAMETERS and device.type != "cpu":
                     value = as_dtensor(value.to_local().detach().cpu().pin_memory(), device_mesh, layout, tuple(parameter.shape))
-                new = parameter if value is parameter else nn.Parameter(value, parameter.requires_grad)
+                new = parameter if value is parameter else _parameter(value, parameter)
                 if new is not parameter and parameter.grad is not None:
                     new.grad = shard_tensor(parameter.grad, layout, device_mesh, device, source)
                 if new is not parameter and isinstance(parameter, DTensor):
@@ -117,7 +119,6 @@ def shard_parameters(
         agree_on_overflows()
         agree_on_anomalies()
         copy_slices()
-        keep_packed()
         save_by_blocks(blocks_of)
         for module in model.modules():
             for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
@@ -129,6 +130,13 @@ def shard_parameters(
                 if source is not None and id(buffer) not in made_buffers:
                     made_buffers.add(id(buffer))
                     buffer.copy_(distribute(buffer, whole, device_mesh, source))
+
+
+def _parameter(value: torch.Tensor, parameter: nn.Parameter) -> nn.Parameter:
+    """``value`` in the place of ``parameter``."""
+    if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
+        return become_parameter(value, parameter.requires_grad)
+    return nn.Parameter(value, parameter.requires_grad)
 
 
 def shard_for_program(model: nn.Module, program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device, source: int | None) -> None:

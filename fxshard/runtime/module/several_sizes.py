@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxshard.byte_sizes import size_text
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.module.module_program import ModuleProgram

@@ -5,7 +5,7 @@ The values stay run-time inputs, so that ranks whose shards have equal sizes run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,19 +32,23 @@ GROUP_PREFIX = "fxshard_"
 class BoundProgram:
     """A program for one rank.
 
-    ``module``: its local graph. The placeholders are those of ``program.inputs``, then for each axis of ``axes`` an int64 scalar, the
-    rank's index on it, then for each of ``program.sizes`` an int, the size in its unit. ``groups``: the registered name of each axis'
-    process group; ``backends``: the name of its backend.
+    ``module``: its local graph, from ``make_module``. The placeholders are those of ``program.inputs``, then for each axis of ``axes`` an
+    int64 scalar, the rank's index on it, then for each of ``program.sizes`` an int, the size in its unit. ``groups``: the registered name
+    of each axis' process group; ``backends``: the name of its backend.
     """
 
     program: ShardedProgram
     device_mesh: DeviceMesh
     coordinate: tuple[int, ...]
     device: torch.device
-    module: fx.GraphModule
+    make_module: Callable[[], fx.GraphModule]
     axes: tuple[str, ...]
     groups: tuple[tuple[str, str], ...]
     backends: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        return self.make_module()
 
     @property
     def size_class(self) -> SizeClass:
@@ -59,8 +63,12 @@ class BoundProgram:
         return [torch.tensor(self.coordinate[names.index(axis)], dtype=torch.int64, device=self.device) for axis in self.axes]
 
 
-def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device | str | None = None) -> BoundProgram:
+def bind(
+    program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device | str | None = None, axes: tuple[str, ...] | None = None
+) -> BoundProgram:
     """Binds ``program`` to this process's place in ``device_mesh``; ``device`` defaults to the mesh's current one.
+
+    ``axes``: those of the result, if they are known, as for compiled code; then the local graph is made only if it is asked for.
 
     Raises PlanError when the program is for another mesh, RunError when this process is not part of the mesh.
     """
@@ -75,9 +83,17 @@ def bind(program: ShardedProgram, device_mesh: DeviceMesh, device: torch.device 
         gloo_threads.set_policy()
     if place.type == "cpu":
         host_memory.keep_freed(sum(program.plan.memory.values()))
-    module, axes = bind_graph(program.local(tuple(coordinate)), groups, backends)
-    add_size_inputs(module, program.sizes)
-    return BoundProgram(program, device_mesh, tuple(coordinate), place, module, axes, tuple(groups.items()), tuple(backends.items()))
+    names = tuple(groups.items()), tuple(backends.items())
+
+    def make() -> tuple[fx.GraphModule, tuple[str, ...]]:
+        module, found = bind_graph(program.local(tuple(coordinate)), groups, backends)
+        add_size_inputs(module, program.sizes)
+        return module, found
+
+    if axes is not None:
+        return BoundProgram(program, device_mesh, tuple(coordinate), place, lambda: make()[0], axes, *names)
+    module, axes = make()
+    return BoundProgram(program, device_mesh, tuple(coordinate), place, lambda: module, axes, *names)
 
 
 def _backend(device_mesh: DeviceMesh, axis: int, device: torch.device) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from fxshard._torch_compat.dtensor.rules import mesh_of_one
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.lowering.at_sizes import program_at
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.rank_graph.bind import BoundProgram, bind_graph
-from fxshard.runtime.rank_graph.rank_graph import check_limit, profile, rank_graph, split_graph
+from fxshard.runtime.rank_graph.rank_graph import check_limit, local_profile, profile, rank_graph, split_graph
 
 
 def program_memory(
@@ -37,10 +37,18 @@ def program_memory(
     return profile(bound, module, parts, settings)
 
 
+def local_graph_memory(program: ShardedProgram) -> MemoryProfile:
+    """The memory of the first rank over its local graph as a program's file holds it: neutral operators, forward and backward in one.
+
+    Its steps have the names of the graph's nodes. The peak is that of ``program_memory`` but for operators that the device splits.
+    """
+    return local_profile(unbound(program_at(program, {one.name: one.example for one in program.sizes})))
+
+
 def unbound(program: ShardedProgram, coordinate: tuple[int, ...] | None = None, device: torch.device | str = "cpu") -> BoundProgram:
     """``program`` for the rank at ``coordinate`` without process groups; where those would be named, axes are."""
     names = program.mesh.axis_names
     place = (0,) * program.mesh.ndim if coordinate is None else coordinate
     groups = {axis: axis for axis in names}
     module, axes = bind_graph(program.local(place), groups)
-    return BoundProgram(program, mesh_of_one(names), place, torch.device(device), module, axes, tuple(groups.items()))
+    return BoundProgram(program, mesh_of_one(names), place, torch.device(device), lambda: module, axes, tuple(groups.items()))

@@ -16,7 +16,7 @@ from torch import fx
 from fxshard._torch_compat.fakes import storage_key
 from fxshard._torch_compat.inductor.inductor import values_to_save
 from fxshard.errors import PlanError
-from fxshard.graph.planning_graph import ancestors
+from fxshard.graph.planning_graph import ancestors, reached
 from fxshard.passes.after_lowering.forward_backward import behind, returned
 from fxshard.program.sharded_program import is_collective, is_wait
 
@@ -158,15 +158,7 @@ def _base(node: fx.Node) -> fx.Node:
 
 def _operands_of(wanted: Iterable[fx.Node], stops: set[fx.Node]) -> set[fx.Node]:
     """``wanted`` and its transitive operands, without those of ``stops``, whose values are known."""
-    found: set[fx.Node] = set()
-    todo = list(wanted)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            if node not in stops:
-                todo.extend(node.all_input_nodes)
-    return found
+    return reached(wanted, lambda node: () if node in stops else node.all_input_nodes)
 
 
 def _forward_graph(graph: fx.Graph, primals: list[fx.Node], first: set[fx.Node], results: Sequence[Any]) -> fx.Graph:

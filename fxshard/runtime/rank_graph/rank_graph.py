@@ -15,7 +15,7 @@ from torch import fx
 from fxshard._torch_compat.inductor.inductor import inductor_decompositions
 from fxshard.cost.liveness import HOST, BoundaryValue
 from fxshard.cost.memory import Stage, profile_stages
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.layout.layouts import local_shape
 from fxshard.memory_profile import MemoryProfile
 from fxshard.passes.after_lowering.forward_backward import by_order, forward_collectives, forward_results
@@ -34,14 +34,17 @@ AXIS_INDEX_BYTES = 1024
 
 def rank_graph(bound: BoundProgram, compiler: str) -> fx.GraphModule:
     """The graph of a bound program in its device's operators, decomposed for ``compiler``."""
-    return in_device_operators(bound.program, bound.module, bound.device, compiler)
+    fused = compiler == "inductor" and bound.device.type == "cuda"
+    return in_device_operators(bound.program, bound.module, bound.device, compiler, fused)
 
 
-def in_device_operators(program: ShardedProgram, module: fx.GraphModule, device: torch.device, compiler: str) -> fx.GraphModule:
-    """The graph of ``bind_graph`` in the operators of ``device``, decomposed for ``compiler``."""
+def in_device_operators(
+    program: ShardedProgram, module: fx.GraphModule, device: torch.device, compiler: str, fused: bool = False
+) -> fx.GraphModule:
+    """The graph of ``bind_graph`` in the operators of ``device``, decomposed for ``compiler``; ``fused`` as in ``device_graph``."""
     table = inductor_decompositions() if compiler == "inductor" else None
     seeds = frozenset(i for i, end in enumerate(program.inputs) if end.kind == "seed")
-    module = device_graph(module, device, table, on_host=seeds | parameters_on_host(program))
+    module = device_graph(module, device, table, on_host=seeds | parameters_on_host(program), fused=fused)
     if compiler == "inductor":
         expand_draws.prefer_recompute_of_masks(module)
     return module
@@ -110,6 +113,11 @@ def profile(bound: BoundProgram, module: fx.GraphModule, parts: Partition | None
     primals = [e for e, end in zip(given, program.inputs, strict=False) if end.kind != "tangent"] + given[len(program.inputs) :]
     stages = [_stage(parts.forward.graph, primals, returned[:count]), _backward_stage(parts.backward.graph, tangents, returned[count:])]
     return profile_stages(stages, static, program.memory_values)
+
+
+def local_profile(bound: BoundProgram) -> MemoryProfile:
+    """The memory of a rank over its local graph, before it is in the device's operators and split into forward and backward."""
+    return profile_stages([_stage(bound.module.graph, _inputs(bound), _results(bound.program))], {}, bound.program.memory_values)
 
 
 def _inputs(bound: BoundProgram) -> list[BoundaryValue]:

@@ -16,8 +16,9 @@ from fxshard.graph.planning_graph import UNKNOWN, constants_of
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.shapes.arguments import path_name
 
-CALL_REMEDY = "give arguments like those of the example, or plan (export) again for these"
-SHAPES_REMEDY = "give tensors of the shapes and dtypes of the example, or plan (export) again for these"
+ANY_SIZE = "for any size: dynamic_shapes=, --dynamic"
+CALL_REMEDY = f"give arguments like those of the example, or plan (export) again for these, or {ANY_SIZE}"
+SHAPES_REMEDY = f"give tensors of the shapes and dtypes of the example, or plan (export) again for these, or {ANY_SIZE}"
 
 
 def program_values(
@@ -47,7 +48,9 @@ def program_values(
             value = named[end.name].detach()
         else:
             weight = end.kind in ("parameter", "buffer")
-            remedy = "pass the model, or weights=, whole tensors by the model's names" if weight else CALL_REMEDY
+            remedy = (
+                "give whole tensors by the model's names: the model, or weights= (fxshard run --weights FILE)" if weight else CALL_REMEDY
+            )
             raise RunError(f"no value for {end.kind} {end.name!r}", remedy=remedy)
         check_value(end.name, value, shape, dtype)
         check_has_data(end.kind, end.name, value)

@@ -55,9 +55,8 @@ WORTH = 0.8
 NARROWS = 0.9
 """Pruning is repeated while it leaves at most this fraction of the states."""
 
-PROBES = 6
-PROBE_PAIRS = 2
-"""Nodes tried before a case is split (strong branching), and pairs of sweeps for each half."""
+HALF_PAIRS = 2
+"""Pairs of sweeps that bound a half before it is kept as a case."""
 
 NEAR = 0.02
 """A state with an excess below this fraction of the room counts as nearly optimal."""
@@ -199,8 +198,8 @@ class Branching:
             bound = max(case.bound, self._sweep(PAIRS))
             bound, planes = self._repriced(case, bound)
             slacks, allowed = self._narrow(case.allowed)
-            candidates = self._candidates(slacks)
-            if not candidates:
+            node = self._undecided(slacks)
+            if node is None:
                 self.relaxation.take(np.asarray([costs.argmin() for costs in slacks.costs]))
                 return ()
             proven = self._searched(slacks, self.relaxation.cutoff, self.relaxation.value, SMALL)
@@ -213,7 +212,7 @@ class Branching:
                 here = self.ascent.state() if len(self._open) < self._saved else self._root
                 low = max(bound, proven or bound)
                 return tuple(_Case(allowed & half, low, here, planes) for half in parted)
-        halves = self._best_split(candidates, allowed, slacks, bound if proven is None else max(bound, proven))
+        halves = self._halves(node, allowed, slacks, bound if proven is None else max(bound, proven))
         return tuple(replace(half, planes=planes) for half in halves)
 
     def _repriced(self, case: _Case, bound: float) -> tuple[float, tuple[Plane, ...]]:
@@ -249,7 +248,7 @@ class Branching:
             if self.budget.spent or left.sum() > NARROWS * allowed.sum():
                 return slacks, left
             allowed = left
-            self._sweep(PROBE_PAIRS)
+            self._sweep(HALF_PAIRS)
 
     def _searched(self, slacks: Slacks, target: float, known: float, small: int) -> float | None:
         """Search the pruned model below a target exactly; returns a bound on plans cheaper than `known`, None if too large or late."""
@@ -268,21 +267,14 @@ class Branching:
             self.relaxation.take(undo(choices))
         return proven
 
-    def _best_split(self, candidates: list[int], allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
-        """Split at the candidate node that maximises the lesser bound of its halves; returns at most two cases below the cutoff."""
+    def _halves(self, node: int, allowed: BoolArray, slacks: Slacks, bound: float) -> tuple[_Case, ...]:
+        """Split at a node; returns the halves that remain below the cutoff after a few sweeps, the more promising last."""
         if bound >= self.relaxation.cutoff:
             return ()
         here = self.ascent.state()
-        best: list[_Case] = []
-        for node in candidates:
-            halves = [self._probed(half, bound, here) for half in self._split(node, allowed, slacks)]
-            if not best or min(h.bound for h in halves) > min(h.bound for h in best):
-                best = halves
-            if self.budget.spent:
-                break
         start = here if len(self._open) < self._saved else self._root
-        cases = [replace(half, start=start) for half in best if half.bound < self.relaxation.cutoff]
-        return tuple(sorted(cases, key=lambda half: -half.bound))
+        halves = [replace(self._bounded(half, bound, here), start=start) for half in self._split(node, allowed, slacks)]
+        return tuple(sorted((half for half in halves if half.bound < self.relaxation.cutoff), key=lambda half: -half.bound))
 
     def _split_between(self, over: IntArray, under: IntArray, slacks: Slacks) -> tuple[BoolArray, BoolArray] | None:
         """Split the states of the node on which two plans differ most: masks of those nearer to `under`'s choice, and of the others."""
@@ -306,15 +298,16 @@ class Branching:
             halves.append(half)
         return halves[0], halves[1]
 
-    def _candidates(self, slacks: Slacks) -> list[int]:
-        """The nodes to try for branching: first those with two nearly optimal states, by descending excess of the third; then others."""
+    def _undecided(self, slacks: Slacks) -> int | None:
+        """The node to branch on, None where each node has one state left: of the nodes with two nearly optimal states, if there are any,
+        the one whose third has the greatest excess."""
         ranked = []
         for node, excess in enumerate(np.split(slacks.excess, self.sweeper.offset[1:-1])):
             if np.isfinite(excess).sum() > 1:
                 least = np.sort(excess)
                 third = least[2] if len(least) > 2 else np.inf
                 ranked.append((bool(least[1] > NEAR * slacks.room), -min(third, slacks.room), node))
-        return [node for _, _, node in sorted(ranked)[:PROBES]]
+        return min(ranked)[2] if ranked else None
 
     def _split(self, node: int, allowed: BoolArray, slacks: Slacks) -> tuple[BoolArray, BoolArray]:
         """The allowed states with the node fixed to its state of least excess, and with that state forbidden."""
@@ -325,12 +318,12 @@ class Branching:
         chosen[state], other[state] = True, False
         return chosen, other
 
-    def _probed(self, allowed: BoolArray, bound: float, here: State) -> _Case:
+    def _bounded(self, allowed: BoolArray, bound: float, here: State) -> _Case:
         """A half as a case, bounded by a few sweeps."""
         self.ascent.restore(here)
         self.sweeper.allow(allowed)
         try:
-            return _Case(allowed, max(bound, self._sweep(PROBE_PAIRS)), here)
+            return _Case(allowed, max(bound, self._sweep(HALF_PAIRS)), here)
         except Exhausted:
             return _Case(allowed, np.inf, here)
 

@@ -169,11 +169,11 @@ def _options(call: Call, packs: Packs = (), on_experts: bool = False) -> _Option
     if packs:
         excluded |= _conflicts(found, only_packed=True)
     if rule.on_experts is not None and (own := own_option(rule, sizes)) is not None:
-        found.append(AxisOption(*own, NAME, once=True))
+        found.append(AxisOption(*own, NAME))
         conditions[NAME] = _ShardingCondition(sizes[TOKENS], (), False, False, tokens=TOKENS)
         excluded.add(frozenset((NAME, MATRICES)))
     elif on_experts and entry is not None and entry.ignores_position and (rows := by_row(rule)) is not None:
-        found.append(AxisOption(*rows, NAME, once=True))
+        found.append(AxisOption(*rows, NAME))
         conditions[NAME] = _ShardingCondition(None, (), False, False)
     found += _pending(rule, call)
     distinct = {(o.inputs, o.outputs): o for o in reversed(found) if _obeys(rule, o) and (o.factor is None or _reducible(call, o))}
@@ -394,12 +394,12 @@ def _legal(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], conditions: d
 
 
 def _tokens_fit(chosen: tuple[AxisOption, ...], shape: tuple[int, ...], condition: _ShardingCondition) -> bool:
-    """Whether the buffers of rows hold all rows: the ranks of an axis with uneven tokens have equally many together only if the axis is the
-    innermost one that shards them."""
+    """Whether the buffers of rows hold all rows: the ranks of axes with uneven tokens have equally many together only if these are the
+    innermost axes that shard them."""
     cut = [k for k, o in enumerate(chosen) if o.factor == condition.tokens]
-    axis = next(k for k, o in enumerate(chosen) if o.factor == NAME)
-    ranks = math.prod(shape[k] for k in (*cut, axis))
-    return all(k < axis for k in cut) or known_equal(condition.size % ranks, 0)
+    axes = [k for k, o in enumerate(chosen) if o.factor == NAME]
+    ranks = math.prod(shape[k] for k in (*cut, *axes))
+    return all(k < axes[0] for k in cut) or known_equal(condition.size % ranks, 0)
 
 
 def _meets(size: Any, condition: _ShardingCondition, ranks: tuple[int, ...]) -> bool:

@@ -37,7 +37,16 @@ def full(value: Tensor) -> Tensor:
 
 def run(function: Callable[..., Any], args: list[Tensor]) -> list[Tensor]:
     """The results and the gradients of ``args`` (without one, what became of the argument itself), DTensors as whole values."""
-    out = function(*args)
+    return results_and_gradients(function(*args), args)
+
+
+def placements_of(out: Any) -> list[Any]:
+    """The placements of each result, None for plain tensors."""
+    return [getattr(r, "placements", None) for r in (out if isinstance(out, tuple) else [out])]
+
+
+def results_and_gradients(out: Any, args: list[Tensor]) -> list[Tensor]:
+    """As of ``run``, for the results ``out``."""
     results = [full(r) for r in (out if isinstance(out, tuple) else [out])]
     wanted = [r for r in results if r.requires_grad]
     if wanted:
@@ -53,7 +62,10 @@ def same(function: Callable[..., Any], arguments: Arguments, **options: Any) -> 
     mesh = DeviceMesh("cpu", [0, 1])
     call = lambda *args: function(mesh, *args)  # noqa: E731
     compiled = torch.compile(call, backend="fxshard", fullgraph=True, options={"compiler": "eager", "timeout": 60.0}, **options)
-    have, want = run(compiled, arguments(mesh)), run(call, arguments(mesh))
+    given, own = arguments(mesh), arguments(mesh)
+    out, wanted = compiled(*given), call(*own)
+    assert placements_of(out) == placements_of(wanted)
+    have, want = results_and_gradients(out, given), results_and_gradients(wanted, own)
     assert [x.shape for x in have] == [x.shape for x in want]
     for x, y in zip(have, want, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)

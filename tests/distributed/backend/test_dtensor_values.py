@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tests.distributed.backend.dtensor_cases import S0, Arguments, P, R, both, dtensor, own, run, same, whole
+from tests.distributed.backend.dtensor_cases import S0, S1, Arguments, P, R, both, dtensor, own, run, same, whole
 from tests.distributed.scenarios import run_scenarios
 
 pytestmark = pytest.mark.distributed
@@ -36,6 +36,10 @@ def shaped(mesh: DeviceMesh, x: Tensor) -> Tensor:
     return DTensor.from_local(x, mesh, R, run_check=False, shape=x.shape, stride=x.stride()).to_local() + 2
 
 
+def torch_linear(mesh: DeviceMesh, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
 def pending(*shape: int) -> Arguments:
     return lambda mesh: [DTensor.from_local(whole(*shape) + mesh.get_local_rank(), mesh, P, run_check=False).requires_grad_()]
 
@@ -43,6 +47,11 @@ def pending(*shape: int) -> Arguments:
 CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {
     "pointwise": (lambda mesh, x: x * x + 2, dtensor(Shard(0), 8, 4)),
     "one_row": (lambda mesh, x: x * x + 2, dtensor(Shard(0), 1, 4)),
+    "one_column": (lambda mesh, x, y: (x * 2, x @ y), both(dtensor(Shard(1), 4, 1), dtensor(Shard(0), 1, 3))),
+    "one_row_of_a_weight": (torch_linear, both(dtensor(Replicate(), 4, 6), dtensor(Shard(0), 1, 6), dtensor(Shard(0), 1, add=1))),
+    "placed_in_one_column": (lambda mesh, x: x.redistribute(mesh, S1) + 1, dtensor(Replicate(), 4, 1)),
+    "no_rows": (lambda mesh, x, y: x @ y, both(dtensor(Shard(1), 0, 1), dtensor(Shard(0), 1, 3))),
+    "returned_pending": (lambda mesh, x, y: (x @ y, x + 1), both(dtensor(Shard(1), 4, 6), dtensor(Shard(0), 6, 3))),
     "returned_unchanged": (lambda mesh, x: x, dtensor(Shard(0), 2, 4)),
     "not_contiguous": (product, both(dtensor(Shard(1), 4, 16, 4), dtensor(Shard(1), 4, 16, add=1), dtensor(Replicate(), 4))),
     "gradient_in_another_layout": (normed, both(dtensor(Shard(1), 4, 4, 4), dtensor(Replicate(), 4, add=1), dtensor(Replicate(), 4))),

@@ -18,6 +18,8 @@ import fxshard
 from fxshard.errors import OptionError
 from tests.distributed.scenarios import run_scenarios
 
+pytestmark = pytest.mark.distributed
+
 
 class Layer(nn.Module):
     def __init__(self) -> None:

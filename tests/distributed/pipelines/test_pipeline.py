@@ -135,6 +135,8 @@ def refused() -> None:
     model, tokens = Logits(), torch.randint(0, 11, (2, 5))
     with pytest.raises(OptionError, match="pipeline has no option 'pins'"):
         fxshard.pipeline(model, (tokens,), device_mesh, microbatches=4, pins={})
+    with pytest.raises(OptionError, match="copied again for every microbatch"):
+        fxshard.pipeline(model, (tokens,), device_mesh, microbatches=4, memory_limit="1GB", offload="parameters")
     plan = fxshard.plan_pipeline(model, (tokens,), fxshard.Mesh({"pp": 2, "dp": 2}), microbatches=4)
     with pytest.raises(PlanError, match="the plan is for 4 microbatches on axis pp of mesh pp=2,dp=2, not 8"):
         fxshard.pipeline(model, (tokens,), device_mesh, microbatches=8, plan=plan)

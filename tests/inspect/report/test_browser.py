@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import fxshard
 from fxshard.byte_sizes import size_text
 from fxshard.layout.layouts import Layout
 from tests.inspect.report.example_reports import large_page, llama_page, llama_plan
+from tests.plans.small_plans import by_hand
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SECONDS = 2.0
@@ -54,8 +54,8 @@ def open_report(one: Any, path: Path) -> tuple[list[str], list[str]]:
     one.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
     one.on("pageerror", lambda error: said.append(str(error)))
     one.on("request", lambda request: asked.append(request.url))
-    one.goto(path.as_uri())
-    one.wait_for_selector("html[data-ready=yes]", timeout=20_000)
+    one.goto(path.as_uri(), timeout=120_000)
+    one.wait_for_selector("html[data-ready=yes]", timeout=120_000)
     return said, asked
 
 
@@ -177,24 +177,28 @@ def test_timeline_and_memory(page: Any) -> None:
     assert page.evaluate("R.aliveTable.getDataCount()") == len(profile.alive())
 
 
+def opened(one: Any, path: Path) -> tuple[list[str], list[str], float]:
+    """As ``open_report``, with the page's processor time in seconds, which does not count what else runs on the machine."""
+    browsers = one.context.new_cdp_session(one)
+    browsers.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
+    browsers.send("Performance.enable")
+    said, asked = open_report(one, path)
+    figures = {figure["name"]: figure["value"] for figure in browsers.send("Performance.getMetrics")["metrics"]}
+    assert figures["ThreadTime"] > 0
+    return said, asked, figures["ThreadTime"]
+
+
 def test_it_opens_fast(browser: Any) -> None:
-    """The fastest of three: the machine may be busy."""
-    times = []
-    for _ in range(3):
-        one = browser.new_page()
-        start = time.perf_counter()
-        open_report(one, llama_page())
-        times.append(time.perf_counter() - start)
-        one.close()
-    assert min(times) < SECONDS
+    one = browser.new_page()
+    assert opened(one, llama_page())[2] < SECONDS
+    one.close()
 
 
 @pytest.mark.slow
 def test_32_layers_open_fast(browser: Any) -> None:
     path, one = large_page(), browser.new_page()
-    start = time.perf_counter()
-    said, asked = open_report(one, path)
-    assert time.perf_counter() - start < SECONDS
+    said, asked, seconds = opened(one, path)
+    assert seconds < SECONDS
     for key in "23456":
         one.keyboard.press(key)
     one.keyboard.press("2")
@@ -207,7 +211,7 @@ def test_32_layers_open_fast(browser: Any) -> None:
 
 def test_a_plan_without_its_graph(browser: Any, tmp_path: Path) -> None:
     """A plan file that was written by hand or by an older fxshard: the page shows what there is."""
-    plan = fxshard.ShardingPlan.from_json(re.sub(r'"(reads|results|modules)": \[\n.*?\n\],\n', "", llama_plan().to_json(), flags=re.S))
+    plan = fxshard.ShardingPlan.from_json(re.sub(r'"(reads|results|modules)": \[\n.*?\n\],\n', "", by_hand(llama_plan()), flags=re.S))
     assert not plan.reads
     fxshard.save_report(plan, tmp_path / "report.html")
     one = browser.new_page()

@@ -15,6 +15,7 @@ import fxshard
 from fxshard.errors import SizesError
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.after_lowering import optimise
+from fxshard.passes.after_lowering.schedule import predicted
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.annotation.recompute import expand
 from fxshard.passes.lowering.at_sizes import program_at
@@ -31,13 +32,14 @@ MESHES = [{"a": 2}, {"a": 2, "b": 2}, {"a": 3}]
 
 @pytest.mark.parametrize("name, mesh", [*(("perceptron", mesh) for mesh in MESHES), ("one layer", MESHES[1])], ids=str)
 def test_even_sizes_equal_the_program_lowered_for_them(name: str, mesh: dict[str, int]) -> None:
-    """Node by node and with the bytes of every collective, for random plans."""
+    """Node by node, with the bytes of every collective and the predicted time, for random plans."""
     _, graph = traced(name, 12, 12)
     assert graph.family is not None
     annotated = annotate(graph, fxshard.Mesh(mesh))
     for seed in range(2 if name == "perceptron" else 1):
         plan = random_graph_plan(annotated, seed)
         program = lower(graph, plan)
+        example = predicted(program).total  # what is cached for these sizes must not serve others
         for batch, seq in ((12, 12), (36, 24)):
             sizes = {dim.name: {"batch": batch, "seq": seq}[dim.name] for dim in graph.family.dims}
             there = replace(graph, module=graph.family.at(sizes), family=None)
@@ -46,6 +48,8 @@ def test_even_sizes_equal_the_program_lowered_for_them(name: str, mesh: dict[str
             for coordinate in at.classes:
                 assert calls(at.local(coordinate).graph) == calls(want.local(coordinate).graph)
             assert at.collectives == want.collectives
+            assert predicted(at).total == pytest.approx(predicted(want).total)
+            assert (batch, seq) == (12, 12) or predicted(at).total > example
             assert (at.input_shapes, at.output_shapes) == (want.input_shapes, want.output_shapes)
 
 

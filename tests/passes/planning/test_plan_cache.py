@@ -20,6 +20,7 @@ from fxshard.errors import OptionError
 from fxshard.mesh.mesh import HARDWARE
 from fxshard.passes.planning import choose
 from fxshard.plans.sharding_plan import ShardingPlan
+from tests.plans.small_plans import by_hand
 
 MESH = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="h100")
 
@@ -115,7 +116,7 @@ def sealed(data: dict[str, Any]) -> str:
 def test_a_bad_file_is_reported_and_replaced(cache_folder: Path, solves: list[int], caplog: pytest.LogCaptureFixture, damage: str) -> None:
     plan = make()
     (file,) = cache_folder.glob("plan-*")
-    data = json.loads(plan.to_json())
+    data = json.loads(by_hand(plan))
     if damage == "illegal":
         next(n for n in data["nodes"] if n["name"] == "relu")["outputs"] = ["PP"]
     texts = {"cut": file.read_text()[:300], "foreign": "{}", "newer": sealed({**data, "version": 99}), "illegal": sealed(data)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -67,7 +69,10 @@ def test_drawn_prices_are_within_the_error() -> None:
 
 
 def test_refused(model: nn.Module) -> None:
-    with pytest.raises(OptionError, match="cannot draw 0 times"):
-        planned(model, "cpu").regret(draws=0)
+    plan = planned(model, "cpu")
+    wrong: Any
+    for wrong in (0, 2.5, "3", True):
+        with pytest.raises(OptionError, match=f"cannot draw {wrong!r} times"):
+            plan.regret(draws=wrong)
     with pytest.raises(OptionError, match="minimises bytes"):
         planned(model, "cpu", objective="communication").regret()

@@ -34,7 +34,7 @@ STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rules and kernels that other tests have given to operators in this process."""
     monkeypatch.setattr(disk_cache, "all_user_rules", dict)
-    known = tracing.TORCH_OWN_KERNELS.union(f"aten/{name}/{key}" for name, key in tracing.registry._aten_override_libs)
+    known = tracing.own_kernels()
     own = {one for one in torch.library._impls if not one.startswith("aten/") or one.endswith("/Meta") or one in known}
     monkeypatch.setattr(torch.library, "_impls", own)
 

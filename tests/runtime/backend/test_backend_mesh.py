@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 import fxshard
 import fxshard.runtime.compile.compile as compiling
 from fxshard.errors import OptionError, PlanError
+from fxshard.plans.offload import Offload
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +122,18 @@ def test_a_mode_reaches_inductor_or_is_refused_by_name(alone: None, monkeypatch:
             torch.compile(model, backend="fxshard", mode=mode)(x)
     with pytest.raises(OptionError, match="mode 'lite' is Inductor's, the compiler is 'eager'"):
         compiled(model, mode="lite")(x)
+
+
+def test_offload_is_refused_and_so_is_a_plan_with_it(alone: None) -> None:
+    """The backend does not own parameters or the optimiser."""
+    model, x, mesh = torch.nn.Linear(4, 4), torch.ones(2, 4), fxshard.Mesh({"dp": 1})
+    with pytest.raises(OptionError, match="takes no 'offload': the caller has made the parameters"):
+        torch.compile(model, backend="fxshard", options={"mesh": mesh, "offload": "optimizer"})(x)
+    plan = fxshard.plan(model, (x,), mesh)
+    node = next(end.node for end in plan.inputs if end.kind == "parameter")
+    held = dataclasses.replace(plan, offloaded=(Offload(node, "parameters", 64, 64, 64, 1.0),))
+    with pytest.raises(OptionError, match="the plan holds 1 parameter, or their optimiser's state, on the host"):
+        torch.compile(model, backend="fxshard", options={"mesh": mesh, "plan": held})(x)
 
 
 def test_an_unknown_keyword_is_refused(alone: None) -> None:

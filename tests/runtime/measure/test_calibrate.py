@@ -45,7 +45,7 @@ def test_one_device(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert cli.main(["calibrate", "--quick", "--device", "cpu", "-o", str(path)]) == 0
     printed = capsys.readouterr()
     assert all(text in printed.out for text in ("links: not measured", "the preset cpu", "product, float32", "gelu", "attention"))
-    assert "measuring operators" in printed.err
+    assert printed.err == ""
     found = load(path)
     assert set(found.flops) == {2, 4, 8} and set(found.measured.products) == {"float32", "bfloat16", "float64"}
     assert found.launch > 0 and found.memory_bandwidth > 0 and not found.measured.collectives

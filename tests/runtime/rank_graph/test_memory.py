@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.mesh.mesh import Mesh
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.compile.compile import compile_program

@@ -11,23 +11,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxshard.errors import ConstraintError, FxshardError, OptionError
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.ranks.launch import checksum, compare, mesh_ranks, share_plan
+from tests.distributed.scenarios import forks
 from tests.plans.small_plans import small_plan
 
 pytestmark = pytest.mark.distributed
-START = 60.0  # seconds for `import torch` on busy cores and a test
+START = 200.0  # seconds for `import torch` on busy cores and a test
 SOON = 8.0  # seconds from a failure to its error on all ranks
 
 
 def start(body: Any, world: int, folder: Path, expected: set[int] | None = None) -> dict[int, Any]:
     """Runs ``body(rank, folder)`` on ``world`` processes with a default gloo group. Returns the results of the ``expected`` ranks."""
-    context = mp.get_context("forkserver")  # the server imports torch once for all ranks
-    context.set_forkserver_preload(["fxshard.runtime.ranks.launch", "tests.runtime.ranks.test_launch_processes"])
+    context = forks()
     processes = [context.Process(target=_process, args=(body, rank, world, str(folder)), daemon=True) for rank in range(world)]
     for process in processes:
         process.start()

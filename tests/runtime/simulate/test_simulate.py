@@ -278,7 +278,7 @@ def test_arguments_that_the_program_was_not_traced_with() -> None:
     model, x, scale = net()
     plan = fxshard.plan(model, (x,), PAIR, {"scale": scale}, train=False)
     program = fxshard.lower(model, (x,), plan, {"scale": scale})
-    with pytest.raises(RunError, match=r"no value for parameter 'one.weight'(.|\n)*pass the model, or weights="):
+    with pytest.raises(RunError, match=r"no value for parameter 'one.weight'(.|\n)*the model, or weights="):
         fxshard.simulate(program, (x,), kwargs={"scale": scale})
     weights = {"one.weight": model.one.weight}
     with pytest.raises(RunError, match=r"the argument kwargs\['scale'\] is missing"):

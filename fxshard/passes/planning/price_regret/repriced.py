@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from fxshard.cost import bucketing_saving, time_price
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.redistribution import bucketed_price, bytes_price, communication_along, price_along
 from fxshard.passes.annotation.annotate import Annotated

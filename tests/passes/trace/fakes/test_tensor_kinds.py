@@ -93,12 +93,6 @@ def test_other_kinds_are_refused_by_name(make: Any, said: str) -> None:
     assert error.value.remedy
 
 
-def test_the_backend_refuses_them_too() -> None:
-    compiled = torch.compile(Net(quantised()), backend="fxshard", options={"mesh": Mesh({"a": 1}), "compiler": "eager"})
-    with pytest.raises(TraceError, match=r"lin.weight is of class Quantised"):
-        compiled(torch.ones(5, 4))
-
-
 @pytest.mark.parametrize("trained", [True, False])
 def test_kinds_that_are_planned(trained: bool) -> None:
     """Buffers, subclasses that override no computation, and the inner tensors of a quantised weight, dequantised in the forward."""

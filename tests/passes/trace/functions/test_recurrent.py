@@ -120,7 +120,13 @@ class UnderAutocast(nn.Module):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_under_autocast_dtypes_are_torchs(kind: Any) -> None:
     model, x = UnderAutocast(kind(3, 4)).float(), draw(3, 2, 3).float()
-    have, want = fxshard.simulate(model, (x,), mesh=TWO).outputs[0], model(x)[0]
+    have = fxshard.simulate(model, (x,), mesh=TWO).outputs[0]
+    try:
+        want = model(x)[0]
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+        pytest.skip(f"oneDNN has no {kind.__name__} in bfloat16 on a processor without AVX-512, so torch itself raises here")
     assert have.dtype == want.dtype
     torch.testing.assert_close(have, want, rtol=2e-2, atol=2e-2)
 

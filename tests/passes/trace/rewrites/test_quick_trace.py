@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from fxshard._torch_compat.dynamo.capture import without_headers
+from fxshard._torch_compat.imports.sources import module_of
 from fxshard._torch_compat.inductor.decompositions import core_decompositions
-from fxshard._torch_compat.sources import module_of
 from fxshard.passes.trace import trace as module
 from fxshard.passes.trace.rewrites.probe import NEW, probe, returns_new_memory
 from tests.passes.tracing import Function

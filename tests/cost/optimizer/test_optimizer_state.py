@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fxshard
-from fxshard.cost.optimizer_state import OPTIMIZERS, Optimizer
+from fxshard.cost.optimizer.optimizer_state import OPTIMIZERS, Optimizer
 from fxshard.errors import OptionError
 
 CLASSES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Muon")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fxshard.errors import FxshardError, PlanError, TraceError
@@ -20,12 +18,7 @@ from fxshard.errors import FxshardError, PlanError, TraceError
 S0, R, P = [Shard(0)], [Replicate()], [Partial()]
 
 
-@pytest.fixture(autouse=True)
-def mesh() -> Iterator[DeviceMesh]:
-    torch._dynamo.reset()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("mesh")
 
 
 def refused(kind: type[FxshardError], function: Callable[..., Any], *args: Tensor, **options: Any) -> str:

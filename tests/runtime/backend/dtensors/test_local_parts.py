@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from fxshard.runtime.backend.dynamo_graph import DynamoGraph, read_graph
@@ -19,12 +17,7 @@ from fxshard.runtime.backend.dynamo_graph import DynamoGraph, read_graph
 S0, R, P = [Shard(0)], [Replicate()], [Partial()]
 
 
-@pytest.fixture(autouse=True)
-def mesh() -> Iterator[DeviceMesh]:
-    torch._dynamo.reset()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("mesh")
 
 
 def read(function: Callable[..., Any], *args: Tensor) -> DynamoGraph:
@@ -79,8 +72,10 @@ def test_results_have_the_layout_that_dtensor_predicts(mesh: DeviceMesh) -> None
     d = DTensor.from_local(torch.ones(2, 4), mesh, S0)
     graph = read(lambda d: (d * 2, d.redistribute(placements=R) * 2, d.sum(0)), d)
     layouts = [n.args[1] for n in graph.module.graph.find_nodes(op="call_function", target=torch.ops.fxshard.placed.default)]
-    assert sorted(layouts) == ["R", "R", "S(0)"], "the redistribution, and two results; the pending sum is left to the plan"
-    assert calls(read(lambda d: d * 2, d)) == ["mul"], "without a call the plan chooses"
+    assert sorted(layouts) == ["R", "R", "S(0)"], "the redistribution, and two results"
+    assert list(graph.ends.terms) == [2] and str(graph.ends.terms[2]) == "P", "the pending sum is returned by its terms"
+    alone = read(lambda d: d * 2, d)
+    assert calls(alone) == ["mul"] and list(map(str, alone.predicted)) == ["S(0)"], "without a call the request says it"
 
 
 def test_checkpointed_blocks_are_marked_to_be_recomputed(mesh: DeviceMesh) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fxshard.cost.compute import traffic_time
-from fxshard.cost.optimizer_state import Optimizer
+from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.layout.layouts import ceil_shape
 from fxshard.plans.plan_data import PlanData
 

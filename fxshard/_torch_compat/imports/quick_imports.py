@@ -16,7 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from fxshard._torch_compat.sources import quick_sources
+from fxshard._torch_compat.imports.sources import quick_sources
 
 READERS = ("graph_info_provider", "knapsack_evaluator")
 """Modules of ``torch._functorch._activation_checkpointing`` that import networkx; at import time they need only the name ``DiGraph``."""

@@ -27,7 +27,7 @@ from fxshard._torch_compat import HigherOrderOperator, pytree
 from fxshard._torch_compat.dtensor.captured import captured_mesh
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import PlanError, TraceError
-from fxshard.graph.planning_graph import source_line
+from fxshard.graph.planning_graph import reached, source_line
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.fakes.fake_model import fake_tensor
@@ -39,17 +39,22 @@ from fxshard.runtime.calls.inputs import as_dtensor
 
 Parts = Sequence[Sequence[int]]
 TO_LOCAL = ("to_local", "full_tensor", LOCAL)
+SUM = Partial()
+PENDING = (SUM, Partial("avg"), Partial("max"), Partial("min"))
+"""The pending reductions of which results can be returned by terms."""
 KEPT_META = ("stack_trace", "nn_module_stack")
 
 
 @dataclass(frozen=True)
 class LocalEnds:
     """Where local tensors enter and leave a graph. ``inputs``: placeholders, by index. ``shards``, ``rows``: outputs, by index, of which
-    the caller gets the shard of a DTensor, or the row of a stack. ``device_mesh``: that of the graph's calls, None without calls."""
+    the caller gets the shard of a DTensor, or the row of a stack; ``terms``: the layouts of those rows that are this rank's terms of a
+    pending reduction, from which the caller gets a DTensor. ``device_mesh``: that of the graph's calls, None without calls."""
 
     inputs: frozenset[int] = frozenset()
     shards: frozenset[int] = frozenset()
     rows: frozenset[int] = frozenset()
+    terms: Mapping[int, Layout] = field(default_factory=dict)
     device_mesh: DeviceMesh | None = None
 
     def check_mesh(self, mesh: Any) -> None:
@@ -78,16 +83,32 @@ def stacked(value: Tensor, device_mesh: DeviceMesh) -> DTensor:
     return as_dtensor(row.unsqueeze(0), device_mesh, row_layout(device_mesh.ndim), (device_mesh.size(), *row.shape))
 
 
-def replace_dtensor_calls(graph: fx.Graph) -> LocalEnds:
+def dtensor_of_terms(row: Tensor, mesh: DeviceMesh, layout: Layout) -> DTensor:
+    """The DTensor in ``layout``, with a pending sum, of which ``row`` is this rank's term; differentiable."""
+    shape = list(row.shape)
+    for dim, count in parts_of(layout, mesh):
+        shape[dim] *= count
+    return as_dtensor(row, mesh, layout, shape)
+
+
+def parts_of(layout: Layout, mesh: DeviceMesh) -> Parts:
+    """(dim, number of shards) of each placement that shards."""
+    return tuple((p.dim, n) for p, n in zip(layout, mesh.shape, strict=True) if isinstance(p, Shard))
+
+
+def replace_dtensor_calls(graph: fx.Graph, terms: bool = True) -> LocalEnds:
     """Replaces DTensor's calls in a graph with Dynamo's example values by fxshard's operators on global values, and returns its ends.
+
+    ``terms``: whether results that are pending sums in eager execution are returned as such.
 
     ``redistribute`` and the calls on whole values become ``fxshard.placed``, those on local ones the ends of a region. Raises TraceError,
     with the user's line, for what cannot be planned, PlanError for two meshes.
     """
     inline_checkpoints(graph)
     calls, sums = dtensor_calls_in(graph), pending_inputs(graph)
-    meshes = [*(call.device_mesh for call in calls.values()), *(captured_mesh(n.meta["example_value"]) for n in sums)]
-    return _Replacement(graph, calls, sums, meshes[0]).run() if meshes else NO_ENDS
+    returned = pending_outputs(graph) if terms else {}
+    meshes = [*(call.device_mesh for call in calls.values()), *(captured_mesh(n.meta["example_value"]) for n in (*sums, *returned))]
+    return _Replacement(graph, calls, sums, returned, meshes[0]).run() if meshes else NO_ENDS
 
 
 def pending_inputs(graph: fx.Graph) -> dict[fx.Node, Layout]:
@@ -100,13 +121,29 @@ def pending_inputs(graph: fx.Graph) -> dict[fx.Node, Layout]:
     return found
 
 
+def pending_outputs(graph: fx.Graph) -> dict[fx.Node, Layout]:
+    """The computed results that are DTensors of pending sums, averages, maxima or minima, in shards of one size."""
+    found = {}
+    for node in pytree.tree_leaves(graph.output_node().args[0]):
+        value = node.meta.get("example_value") if isinstance(node, fx.Node) and node.op != "placeholder" else None
+        if not isinstance(value, DTensor) or not all(type(p) in (Shard, Replicate) or p in PENDING for p in value.placements):
+            continue
+        layout = Layout(value.placements)
+        sizes = [(value.shape[dim], count) for dim, count in parts_of(layout, captured_mesh(value))]
+        if layout.has_partial and all(isinstance(size, int) and size % count == 0 for size, count in sizes):
+            found[node] = layout
+    return found
+
+
 @dataclass
 class _Replacement:
-    """A graph while its calls are replaced. ``local``: its local values."""
+    """A graph while its calls are replaced. ``sums``, ``returned``: the inputs and results that are pending sums; ``local``: its local
+    values."""
 
     graph: fx.Graph
     calls: Mapping[fx.Node, DTensorCall]
     sums: Mapping[fx.Node, Layout]
+    returned: Mapping[fx.Node, Layout]
     mesh: DeviceMesh
     local: set[fx.Node] = field(default_factory=set)
 
@@ -115,11 +152,14 @@ class _Replacement:
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         self.axes, self.by_row = str(as_mesh(mesh)), str(row_layout(mesh.ndim))
         handed = {call.node for call in self.calls.values() if self._only_handed_out(call, output)}
-        self.local = _connected(_plain_links(self.graph, self.calls), self._seeds(handed))
+        links = _plain_links(self.graph, self.calls)
+        self.local = reached(self._seeds(handed), lambda node: links.get(node, ()))
         inputs = frozenset(i for i, node in enumerate(placeholders) if node in self.local or node in self.sums)
         operators = {node for node in self.graph.nodes if node not in self.calls and _is_dtensor_operator(node)}
         leaves, spec = pytree.tree_flatten(output.args[0])
         shards = frozenset(i for i, leaf in enumerate(leaves) if leaf in handed)
+        terms = {i: self.returned[leaf] for i, leaf in enumerate(leaves) if leaf in self.returned and leaf not in self.local}
+        leaves = [self._term_of_output(leaf) if i in terms else leaf for i, leaf in enumerate(leaves)]
         rows = frozenset(i for i, leaf in enumerate(leaves) if leaf in self.local)
         leaves = [self._row_of_output(leaf) if i in rows else self._as_predicted(leaf) for i, leaf in enumerate(leaves)]
         output.args = (pytree.tree_unflatten(leaves, spec),)
@@ -130,7 +170,7 @@ class _Replacement:
                 self._replicate_operands(node)
         for i in inputs:
             self._read_row(placeholders[i], placeholders[-1])
-        return LocalEnds(inputs, shards, rows, mesh)
+        return LocalEnds(inputs, shards, rows, terms, mesh)
 
     def _only_handed_out(self, call: DTensorCall, output: fx.Node) -> bool:
         """Whether nothing but the caller reads the shard that ``call`` takes from a DTensor."""
@@ -180,6 +220,15 @@ class _Replacement:
         with _inserting(self.graph, node, self.graph.output_node().prev):
             stack = self.graph.call_function(stack_of, (node, self.mesh.size(), self.by_row, self.axes))
             return self.graph.call_function(handed_out, (stack, self.by_row, self.axes, "local"))
+
+    def _term_of_output(self, node: fx.Node) -> fx.Node:
+        """This rank's term of a result that is a pending sum; the value itself for a pending average, maximum or minimum."""
+        layout = Layout([p if p in (SUM, Replicate()) or isinstance(p, Shard) else Replicate() for p in self.returned[node]])
+        with _inserting(self.graph, node, self.graph.output_node().prev):
+            ends = parts_of(layout, self.mesh), str(layout), str(of_gradient(layout)), self.axes
+            new = self.graph.call_function(shard_of, (node, *ends, source_line(node) or ""))
+        self.local.add(new)
+        return new
 
     def _as_predicted(self, leaf: Any) -> Any:
         """An output that is a DTensor, in the layout that it has in eager execution, which code that calls DTensor's API relies on."""
@@ -271,17 +320,6 @@ def _plain_links(graph: fx.Graph, calls: Mapping[fx.Node, DTensorCall]) -> Mappi
                 links[node].add(source)
                 links[source].add(node)
     return links
-
-
-def _connected(links: Mapping[fx.Node, set[fx.Node]], seeds: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    waiting = list(seeds)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += links.get(node, ())
-    return found
 
 
 def _holds(node: fx.Node, kind: type) -> bool:

@@ -1,0 +1,122 @@
+"""Styles on a mesh of 2x2, dp and tp, on four gloo ranks: against one device, FSDP over tensor
+parallelism against eager torch, and a profile of a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, parallel
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+import fxshard
+from tests.distributed.module.test_styles import LINEAR, ColumnsThenRows, Decoder, equal, made, train, two_layers, whole
+from tests.distributed.scenarios import run_scenarios
+
+pytestmark = pytest.mark.distributed
+
+WILDCARDS = {
+    "layers.*.attention.w[qkv]": ColwiseParallel(),
+    "layers.?.attention.wo": RowwiseParallel(),
+    "layers.[0-1].up": ColwiseParallel(),
+    "layers.*.dow[!x]": RowwiseParallel(),
+}
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def tokens(add: int = 1) -> torch.Tensor:
+    return torch.randint(0, 16, (4, 6), generator=torch.Generator().manual_seed(add))
+
+
+def wildcards_of_each_kind() -> None:
+    reference = made(two_layers)
+    want = train(reference, tokens())
+    model = fxshard.parallelize_module(made(two_layers), mesh(), {"dp": fxshard.FullyShard(), "tp": WILDCARDS}, compiler="eager")
+    torch.testing.assert_close([whole(x) for x in train(model, tokens())], want, rtol=1e-9, atol=1e-12)
+    equal(model, reference)
+    for layer in model.layers:
+        styled = layer.attention.wq, layer.attention.wo, layer.up, layer.down
+        assert [m.weight.placements[1] for m in styled] == [Shard(0), Shard(1), Shard(0), Shard(1)]
+        assert all(m.weight.placements[0] != Replicate() for m in styled)
+
+
+def a_part_of_the_mesh() -> None:
+    """The styles' axis only: each pair of ranks has a batch of its own."""
+    both, reference = mesh(), made()
+    own = tokens(2 + both.get_local_rank("dp"))
+    want = train(reference, own)
+    model = fxshard.parallelize_module(made(), both["tp"], LINEAR, compiler="eager")
+    torch.testing.assert_close(train(model, own), want, rtol=1e-9, atol=1e-12)
+    equal(model, reference)
+
+
+def net() -> Any:
+    return nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 4))
+
+
+def a_users_style() -> None:
+    plan = {"dp": fxshard.DataParallel(), "tp": {"0": ColumnsThenRows()}}
+    model = fxshard.parallelize_module(made(net), mesh(), plan, compiler="eager")
+    assert model[0].weight.placements[1] == Shard(0)
+    x = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    reference = made(net)
+    torch.testing.assert_close([whole(v) for v in train(model, x)], train(reference, x), rtol=1e-9, atol=1e-12)
+    equal(model, reference)
+
+
+def fsdp_over_tensor_parallelism() -> None:
+    """torch's parallelize_module, then fully_shard; compiled, and eager. Each dp rank has a batch of its own."""
+    both = mesh()
+    own = tokens(2 + both.get_local_rank("dp"))
+    models = [_fully_sharded(both) for _ in range(2)]
+    models[0].compile(backend="fxshard", options={"compiler": "eager", "timeout": 60.0})
+    have, want = (train(model, own) for model in models)
+    torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-12)
+    equal(*models)
+
+
+def _fully_sharded(both: Any) -> Any:
+    model = made(Decoder)
+    parallel.parallelize_module(model, both["tp"], LINEAR)
+    for layer in model.layers:
+        fully_shard(layer, mesh=both["dp"])
+    fully_shard(model, mesh=both["dp"])
+    return model
+
+
+def a_measured_step() -> None:
+    """A profile has every collective of the program on its axis, the reduce-scatters of gradients too, which gloo gets as all-to-alls."""
+    plan = {"dp": fxshard.FullyShard(), "tp": fxshard.TensorParallel()}
+    model = fxshard.parallelize_module(made(Decoder), mesh(), plan, compiler="eager")
+    train(model, tokens())
+    program = model.forward.programs[0]
+    want = Counter(c.axis for c in program.collectives)
+    assert want["dp"] and want["tp"] and "reduce_scatter" in {c.kind for c in program.collectives}
+    measured = fxshard.profile_step(lambda: model(tokens()).square().sum().backward(), program).measured
+    for found in (measured.under_way, measured.waits):
+        counted = Counter(axis for axis, _ in found)
+        assert counted == want, (counted, want)
+    assert all(measured.communicating(axis) > 0 for axis in want)
+
+
+SCENARIOS = {
+    one.__name__: one for one in (wildcards_of_each_kind, a_part_of_the_mesh, a_users_style, fsdp_over_tensor_parallelism, a_measured_step)
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_scenarios(SCENARIOS, 4, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_four_ranks(name: str, found: dict[str, str]) -> None:
+    assert not found[name], found[name]
