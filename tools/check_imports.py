@@ -25,7 +25,8 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 LAYERS = (
     "errors",
     "_torch_compat files collecting timeline",
-    "byte_sizes progress text_table memory_profile mesh shapes",
+    "byte_sizes size_words",
+    "progress text_table memory_profile mesh shapes",
     "layout graph views",
     "plans ops",
     "strategies.engine",

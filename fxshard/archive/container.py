@@ -21,7 +21,7 @@ from fxshard.archive.zip_layout import check_layout
 from fxshard.errors import FileError
 from fxshard.files import REMAKE, Field, Readers, atomic_file, check_parsed_size, parse_json, read_start, write_json
 
-FORMAT, VERSION = "fxshard-program", 4
+FORMAT, VERSION = "fxshard-program", 5
 ROOT = "archive/"
 MANIFEST, PLAN, PROGRAM = "extra/fxshard/manifest.json", "extra/fxshard/plan.json", "extra/fxshard/program.json"
 PLANNING, PLANNED_GRAPH = "extra/fxshard/planning.json", "extra/fxshard/planning_graph.json"

@@ -30,10 +30,12 @@ def write_size(size: Any) -> int | str:
 
 
 def write_sizes(sizes: Iterable[ProgramSize]) -> list[dict[str, Any]]:
-    """The dynamic sizes of a program as plain data; ``example`` is in multiples of the unit, like the symbol."""
+    """The dynamic sizes of a program as plain data; ``symbol`` stands for it in expressions, and ``example`` is in multiples of the unit,
+    like the symbol."""
     return [
         {
             "name": one.name,
+            "symbol": str(symbol_of(one.value)),
             "places": [list(place) for place in one.places],
             "unit": one.unit,
             "example": hint_of(one.value),
@@ -79,17 +81,21 @@ class FileSizes:
     def _size(self, field: Field) -> ProgramSize:
         readers: Readers = {
             "name": Field.text,
+            "symbol": Field.text,
             "places": lambda f: f.tuple_of(_place),
             **{key: lambda f: _count(f, 1) for key in ("unit", "example", "least")},
             "most": lambda f: f.optional(lambda one: _count(one, field.value["least"])),
             "uneven": Field.boolean,
         }
         said = field.record(readers)
-        name, example = said["name"], said.pop("example")
+        name, symbol, example = said["name"], said.pop("symbol"), said.pop("example")
         if name in self.env.known or len(self.env.known) == MAX_SIZES:
             raise field.fail(f"two sizes are called {name!r}, or there are more than {MAX_SIZES}")
         bounds = range_in_units(said["least"], said["most"], said["unit"], example)
-        return ProgramSize(value=self.env.symbol(name, example, *bounds), **said)
+        value = self.env.symbol(name, example, *bounds)
+        if symbol != str(symbol_of(value)):
+            raise field.fail(f"the symbol of {name!r} is {symbol_of(value)}, not {symbol!r}")
+        return ProgramSize(value=value, **said)
 
     def read(self, field: Field) -> Any:
         """A size: a whole number, or the text of an expression in the symbols. Raises FileError for anything else."""

@@ -21,7 +21,7 @@ from fxshard.errors import FileError, OptionError, printable
 from fxshard.files import Field, atomic_file, read_bytes, read_start
 from fxshard.progress import progress
 from fxshard.views.plan_view import Fields, PlanView
-from fxshard.views.stored import DAMAGE, read_view
+from fxshard.views.stored import DAMAGE, read_view, stored_program
 
 if TYPE_CHECKING:
     from fxshard.plans.sharding_plan import ShardingPlan
@@ -57,12 +57,9 @@ class Stored:
         if not self.is_program:
             return None
         said, beside = self._archived.program, self._archived.compiled
-        if said.get("sizes") or said["mesh"] != self.view.fields["mesh"]:  # the former need sympy, the latter is wrong
-            from fxshard.program.fields import program_fields
-
-            return {**program_fields(self.loaded), **beside}
-        common = {"size_classes": len(said["classes"]), "by_rank": bool(said.get("by_rank")), "sizes": [], "guards": []}
-        return {**common, **_lists(said), **beside}
+        if said["mesh"] != self.view.fields["mesh"]:
+            self.loaded  # noqa: B018  (says what is wrong with the file)
+        return {**stored_program(said), **beside}
 
     @cached_property
     def loaded(self) -> Any:
@@ -106,10 +103,6 @@ def _archived(path: str) -> Archived:
         return Archived(archive.read(PLAN), said.value, _compiled(archive, graphs))
 
 
-def _lists(said: Fields) -> dict[str, Any]:
-    return {name: said[name] for name in ("inputs", "outputs", "collectives")}
-
-
 def _compiled(archive: Any, graphs: Sequence[str]) -> dict[str, Any]:
     """The number of compiled models in a program's archive, and their devices; empty if it has none."""
     from fxshard.archive.container import COMPILED, compiled_entry
@@ -130,7 +123,7 @@ def stored(path: str) -> Stored:
 
 
 def add_inspect(commands: Any) -> None:
-    about = "show a plan or a program; needs no process group, and of a plan no torch"
+    about = "show a plan or a program; needs neither a process group nor torch"
     inspect = add_command(commands, "inspect", about, "fxshard inspect plan.json --collectives 'layers.0.*'")
     inspect.add_argument("file", nargs="?", help="a file written by fxshard plan or fxshard export")
     glob: dict[str, Any] = {"nargs": "?", "const": "*", "metavar": "GLOB"}

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import sympy
+
+from fxshard._torch_compat.sizes.symbols import expression, is_symbolic, symbol_of
+from fxshard.size_words import expression_words
 from fxshard.views.plan_view import Fields
 
 
 def program_fields(program: Any) -> Fields:
     """What a ``ShardedProgram`` has besides its plan. (Its file imports this one, so its type is not named here.)"""
+    names = {str(symbol_of(one.value)): (one.name, one.unit) for one in program.sizes}
+
+    def named(shape: Iterable[Any]) -> list[int | str]:
+        return [expression_words(sympy.srepr(expression(size)), names) if is_symbolic(size) else int(size) for size in shape]
+
     return {
         "size_classes": len(program.modules),
         "by_rank": bool(program.ranks),
-        "inputs": _ends(program.inputs, program.input_layouts, map(program.named, program.input_shapes), program.input_dtypes),
-        "outputs": _ends(program.outputs, program.output_layouts, map(program.named, program.output_shapes), program.output_dtypes),
+        "inputs": _ends(program.inputs, program.input_layouts, map(named, program.input_shapes), program.input_dtypes),
+        "outputs": _ends(program.outputs, program.output_layouts, map(named, program.output_shapes), program.output_dtypes),
         "collectives": list(map(_collective, program.collectives)),
         "sizes": list(map(_size, program.sizes)),
-        "guards": [{"condition": guard.condition, "where": guard.where} for guard in program.guards],
+        "guards": [{"condition": guard.words, "where": guard.where} for guard in program.guards],
         **_compiled(getattr(program, "compiled", None)),
     }
 

@@ -17,12 +17,13 @@ from torch import fx
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.fakes import FakeTensorMode
-from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, is_symbolic, oblivious, symbolic_number
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, evaluated, expression, hint_of, oblivious, symbolic_number
 from fxshard.graph.planning_graph import GraphInput, GraphOutput
 from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import Guard, Ranged, first_broken, guards_of, guards_on, instantiated
+from fxshard.size_words import served_text
 from fxshard.timeline import PassEffect
 
 c10d = torch.ops._c10d_functional
@@ -84,7 +85,7 @@ class ProgramSize(Ranged):
     @property
     def served(self) -> str:
         """Range and unit in words."""
-        return self.span if self.unit == 1 else f"{self.span}, multiples of {self.unit}"
+        return served_text(self.least, self.most, self.unit)
 
 
 _READING = RLock()
@@ -176,19 +177,6 @@ class ShardedProgram:
         sizes = {one.name: self.plan.memory_sizes.get(one.name, one.unit * hint_of(one.value)) for one in self.sizes}
         found = {expression(one.value): sympy.Integer(-(-sizes[one.name] // one.unit)) for one in self.sizes}
         return {**found, **self.coordinate_values(self.origin)}
-
-    def named(self, shape: Iterable[Any]) -> tuple[int | str, ...]:
-        """A shape whose expressions use the names of the sizes: ``(batch, 8)``."""
-        names = {expression(one.value): (sympy.Symbol(one.name, integer=True, positive=True), one.unit) for one in self.sizes}
-
-        def text_of(size: Any) -> int | str:
-            if not is_symbolic(size):
-                return int(size)
-            expr = expression(size)
-            plain = all(unit == 1 for symbol, (_, unit) in names.items() if symbol in expr.free_symbols) or expr.is_polynomial()
-            return str(expr.xreplace({s: name / unit if plain else sympy.Symbol(f"{name}/{unit}") for s, (name, unit) in names.items()}))
-
-        return tuple(map(text_of, shape))
 
     @property
     def origin(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.sizes.symbols import marked_dims
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.shapes.arguments import Arguments, path_name
+from fxshard.size_words import range_text
 
 REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
 HINTS = {"DYNAMIC", "AUTO"}
@@ -130,10 +131,6 @@ def _is_dim(said: Any) -> bool:
 
 def _range_of(dim: Any) -> tuple[int, int | None]:
     return max(int(dim.min), 1), None if dim.max > 2**31 else int(dim.max)
-
-
-def range_text(least: int, most: int | None) -> str:
-    return f"at least {least}" if most is None else f"from {least} to {most}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import sympy
 import torch
 
 from fxshard._torch_compat.sizes.symbols import evaluated, expression, noted_guards, symbol_of
+from fxshard.size_words import expression_words
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,22 @@ class Guard:
 
     @property
     def condition(self) -> str:
-        """The condition written with the names of the sizes, without the line."""
+        """The condition in sympy's form, with the names of the sizes: equal for equal conditions."""
         named = {symbol: sympy.Symbol(name if unit == 1 else f"{name}/{unit}") for name, symbol, unit in self.symbols}
         named.update({symbol: sympy.Symbol(name) for name, symbol, _ in self.ranks})
         return str(self.expression.xreplace(named))
 
+    @property
+    def words(self) -> str:
+        """The condition as it is written by hand, without the line."""
+        names = {str(symbol): (name, unit) for name, symbol, unit in self.symbols} | {
+            str(symbol): (name, 1) for name, symbol, _ in self.ranks
+        }
+        return expression_words(sympy.srepr(self.expression), names)
+
     def __str__(self) -> str:
         ranks = ", ".join(f"{name} from 1 to {count}" for name, _, count in self.ranks)
-        return f"{self.condition}{ranks and f' for {ranks}'} ({self.where})"
+        return f"{self.words}{ranks and f' for {ranks}'} ({self.where})"
 
 
 Ranks = Mapping[str, tuple[torch.SymInt, int]]

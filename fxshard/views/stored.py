@@ -1,9 +1,13 @@
-"""A plan's file as a view, and the version of its format."""
+"""A plan's file as a view, the version of its format, and what a program's file says besides its plan."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fxshard.files import SEAL, Field, parse_json
-from fxshard.views.plan_view import PlanView
+from fxshard.size_words import expression_words, served_text
+from fxshard.views.plan_view import Fields, PlanView
 
 FORMAT, VERSION = "fxshard-plan", 7
 BY_HAND = (
@@ -14,6 +18,8 @@ UNREADABLE = f"make the plan again, or read it with the fxshard that wrote it; t
 CHANGED = "the plan was changed after it was written: its sha256 is not that of its content"
 EDITED = f'copy it again from its source; if you edited it, remove its line "{SEAL}", and it is read like a plan written by hand'
 
+Names = Mapping[str, tuple[str, int]]
+"""By the name of a symbol: a size's name and unit."""
 DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, ArithmeticError)
 """What views raise on fields that no plan has. ``plans/plan_json.py`` then says what is wrong, and where."""
 
@@ -37,3 +43,35 @@ def read_view(text: bytes, where: str) -> PlanView | None:
     if not check_plan(root, text):
         return None
     return PlanView({name: value for name, value in root.value.items() if name != SEAL})
+
+
+def stored_program(said: Fields) -> Fields:
+    """What ``program.fields`` says of a live program, from the archive's entry ``program``. Raises one of ``DAMAGE`` for fields that no
+    program has."""
+    sizes = said.get("sizes", ())
+    names = {one["symbol"]: (one["name"], one["unit"]) for one in sizes}
+    return {
+        "size_classes": len(said["classes"]),
+        "by_rank": bool(said.get("by_rank")),
+        **{ends: [_end(one, names) for one in said[ends]] for ends in ("inputs", "outputs")},
+        "collectives": said["collectives"],
+        "sizes": [_size(one) for one in sizes],
+        "guards": [{"condition": _condition(one), "where": one["where"]} for one in said.get("guards", ())],
+    }
+
+
+def _end(one: Fields, names: Names) -> dict[str, Any]:
+    shape = [expression_words(size, names) if isinstance(size, str) else size for size in one["shape"]]
+    return {**{name: one[name] for name in ("kind", "name", "layout")}, "shape": shape, "dtype": one["dtype"]}
+
+
+def _size(one: Fields) -> dict[str, Any]:
+    """``example`` is in multiples of the unit in a file."""
+    least, most, unit = one["least"], one["most"], one["unit"]
+    limits = {"least": least, "most": most, "multiple_of": unit, "uneven": one["uneven"], "served": served_text(least, most, unit)}
+    return {"name": one["name"], "places": one["places"], **limits, "example": one["example"] * unit}
+
+
+def _condition(guard: Fields) -> str:
+    names = {symbol: (name, unit) for name, symbol, unit in guard["sizes"]}
+    return expression_words(guard["condition"], names | {symbol: (name, 1) for name, symbol, _ in guard.get("ranks", ())})

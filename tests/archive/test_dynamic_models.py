@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import nn
 from zoo import gpt2
 
 import fxshard
+from fxshard.cli.inspect_file import stored
 from fxshard.errors import SizesError
+from fxshard.program.fields import program_fields
 from fxshard.testing import assert_equal_to_one_device, one_device
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -23,6 +26,8 @@ def through_a_file(path: Path, program: Any) -> Any:
     program.save(path)
     loaded = fxshard.load(path)
     assert loaded.hash == program.hash
+    without_torch = {**program_fields(loaded), **(stored(str(path)).program or {})}
+    assert json.dumps(without_torch) == json.dumps(program_fields(loaded)), "inspect says what the live program says"
     return loaded
 
 

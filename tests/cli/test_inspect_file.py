@@ -12,7 +12,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
+import fxshard
 from fxshard import archive
 from fxshard.archive.compiled import CompiledCode, CompiledModel, describe
 from fxshard.cli import main as cli
@@ -60,6 +62,15 @@ def test_torch_is_not_imported(plan: str, program: str) -> None:
     assert "2, one per size class" in printed(["inspect", program])
     assert json.loads(printed(["inspect", plan, "--json", *parts]))["parameters"] == {"lin.weight": "RS(0)"}
     assert "all_reduce_default" in printed(["inspect", program, *parts[:3]])
+
+
+def test_torch_is_not_imported_for_dynamic_sizes(tmp_path: Path) -> None:
+    path = str(tmp_path / "program.pt2")
+    model, rows = torch.nn.Linear(8, 4), torch.export.Dim("rows", max=64)
+    program = fxshard.export(model, (torch.ones(4, 8),), fxshard.Mesh({"tp": 2}), dynamic_shapes=({0: rows},), input_layouts="S(0)")
+    program.save(path)
+    said = printed(["inspect", path])
+    assert "rows x 4" in said and "from 1 to 64" in said
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
