@@ -51,17 +51,25 @@ SECONDS = 240
 
 
 def main(as_json: bool = False) -> None:
-    """Runs the demo; raises RunError when a rank fails. ``as_json``: print the losses as JSON, and all else on stderr."""
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    """Runs the demo; raises RunError when a rank fails. ``as_json``: print the losses as JSON, all else on a terminal only."""
+    with _elsewhere() if as_json else contextlib.nullcontext() as prose:
         text = corpus()
         print(f"text: {len(text):,} bytes of Python's standard library, {BATCH} x {LENGTH} bytes a step")
         print(f"\n== training on {RANKS} gloo ranks, compiled by Inductor, compared with one device ==", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            found = {"ranks": _run_ranks(Path(folder), 2 if as_json else None)}
+            found = {"ranks": _run_ranks(Path(folder), prose)}
         print("\n== the same on a simulated 2x2 mesh ==", flush=True)
         found["simulated"] = simulated(text)
     if as_json:
         print(json.dumps(found, indent=1))
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[int]:
+    """What is printed goes to stderr if that is a terminal, else nowhere; yields the file descriptor of that."""
+    shown = sys.stderr.isatty()
+    with open(sys.stderr.fileno() if shown else os.devnull, "w", closefd=not shown) as file, contextlib.redirect_stdout(file):
+        yield file.fileno()
 
 
 def corpus(limit: int = 2_000_000) -> torch.Tensor:

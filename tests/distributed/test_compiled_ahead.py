@@ -156,3 +156,32 @@ def test_cpp_refuses_sizes_that_the_code_does_not_serve(folder: Path, run_progra
     for one in ranks:
         _, said = one.communicate(timeout=120)
         assert one.returncode != 0 and "rows is 41, the code serves 1 to 40" in said
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_cpp_on_two_axes(run_program: Path, tmp_path: Path) -> None:
+    """Each of four processes has a group for either axis: what they return is one device's result."""
+    torch.manual_seed(0)
+    model, x, y = Regression().double(), torch.randn(4, 6).double(), torch.randn(4, 3).double()
+    mesh = fxshard.Mesh({"dp": 2, "tp": 2}, hardware="cpu")
+    layouts: Any = {"pins": {"up.weight": "RS(0)", "down.weight": "RS(1)"}, "input_layouts": {"args[*]": "S(0)R"}, "aot_inductor": "cpu"}
+    program = fxshard.export(model, (x, y), mesh, **layouts)
+    assert {c.axis for c in program.collectives} == {"dp", "tp"}
+    program.save(tmp_path / "two.pt2")
+    save_file({"args[0]": x, "args[1]": y}, tmp_path / "in.safetensors")
+    ranks = []
+    for rank in range(4):
+        command = [
+            run_program,
+            tmp_path / "two.pt2",
+            str(rank),
+            tmp_path / "store",
+            tmp_path / "in.safetensors",
+            tmp_path / f"{rank}.safetensors",
+        ]
+        ranks.append(subprocess.Popen(command, env={"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True))
+    for rank, one in enumerate(ranks):
+        _, said = one.communicate(timeout=120)
+        assert one.returncode == 0, said[-3000:]
+        torch.testing.assert_close(load_file(tmp_path / f"{rank}.safetensors")["outputs[0]"], model(x, y).detach(), rtol=1e-12, atol=1e-12)

@@ -27,3 +27,9 @@ def test_the_whole_demo() -> None:
     done = subprocess.run([sys.executable, "-m", "fxshard", "demo"], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("greatest difference of the losses") == 2
+
+
+def test_json_says_nothing_else_in_a_pipe(capfd: pytest.CaptureFixture[str]) -> None:
+    with demo._elsewhere():
+        print("prose")
+    assert capfd.readouterr() == ("", "")
