@@ -181,7 +181,8 @@ def without_frames(compiled: Compiled) -> Compiled:
     ``current_callable`` keeps what torch put between these frames and the generated code: copies of misaligned inputs, CUDA graphs, a
     wrapper for modes. For a CPU graph the frames themselves contain only
 
-    - records for the profiler and of the order of graphs: if one is active, the call goes through the frames;
+    - a record of the order of graphs: if it is active, the call goes through the frames;
+    - a record for the profiler, which is made here, since theirs needs all of Inductor and code from a cache is loaded without it;
     - the end of a bundle of Triton tunings, and metrics of tuning in a call: the CPU has none.
 
     Anything else is returned unchanged, such as a graph without operators, which torch returns as its own forward.
@@ -196,8 +197,11 @@ def without_frames(compiled: Compiled) -> Compiled:
 
     def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         debug = sys.modules.get("torch._inductor.debug")  # not imported here, since it imports all of Inductor
-        if profiler._is_profiler_enabled or (debug is not None and debug.RECORD_GRAPH_EXECUTION):
+        if debug is not None and debug.RECORD_GRAPH_EXECUTION:
             return compiled(inputs)  # also keeps it alive, since its deletion would delete its code
+        if profiler._is_profiler_enabled:
+            with profiler.record_function(f"## Call CompiledFxGraph {compiled._fx_graph_cache_key} ##"):
+                return inner(inputs)
         return inner(inputs)
 
     return run

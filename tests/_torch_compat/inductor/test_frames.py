@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -105,8 +106,13 @@ def test_with_wrapped_regions_modes_see_one_call_of_compiled_code() -> None:
     assert len(calls) == 1
 
 
-def test_the_profiler_sees_the_graph() -> None:
+@pytest.mark.parametrize("imported", [True, False])
+def test_the_profiler_sees_the_graph(imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where code from a cache runs, for which most of Inductor is not imported: torch's own frames fail there."""
     run = without_frames(compiled_graph())
+    if not imported:
+        monkeypatch.delitem(sys.modules, "torch._inductor.debug")
+        monkeypatch.delattr(torch._inductor, "debug")
     with profile() as found:
         run([torch.ones(4, 4), torch.ones(4, 4)])
     assert [e.name for e in found.events() if "CompiledFxGraph" in e.name]
