@@ -12,22 +12,46 @@ from collections.abc import Sequence
 from typing import IO, Any
 from zipfile import ZipInfo
 
-ENTRY, LOCATOR, END64, END = struct.Struct("<4s22xHH"), struct.Struct("<4sLQL"), struct.Struct("<4sQHHLLQQQQ"), struct.Struct("<4sHHHHLLH")
+ENTRY, LOCATOR, END64, END = (
+    struct.Struct("<4s2xHH4xLLLHH"),
+    struct.Struct("<4sLQL"),
+    struct.Struct("<4sQHHLLQQQQ"),
+    struct.Struct("<4sHHHHLLH"),
+)
 HAS_DESCRIPTOR = 0x8
 """Flag of an entry whose sizes follow its data; a writer sets it only for a file in which it cannot seek."""
+EXTRA, LONG_SIZES, LONG = struct.Struct("<HH"), struct.Struct("<QQ"), 2**32 - 1
+"""The number and length of an extra field; the one with the number 1: the sizes whole and compressed, where a header says ``LONG``."""
 
 
 def check_layout(file: IO[bytes], infos: Sequence[ZipInfo]) -> None:
     """Raises ValueError unless ``infos`` (as ``zipfile`` read them), the directory that lists them and the end record fill the file from
-    its first byte to its last, and the records agree on where the directory is. Moves the position in ``file``."""
+    its first byte to its last, each entry's header says what the directory says of it, and the records agree on where the directory is.
+    Moves the position in ``file``."""
     place = 0
     for info in sorted(infos, key=lambda one: one.header_offset):
-        name, extra = _record(file, place, ENTRY, b"PK\3\4")
+        *said, compressed, whole, name, extra = _record(file, place, ENTRY, b"PK\3\4")
         if info.header_offset != place or info.flag_bits & HAS_DESCRIPTOR:
             raise ValueError(f"the entry {info.filename!r} does not follow the one before it")
+        sizes = _long_sizes(file, place + ENTRY.size + name, extra) if (compressed, whole) == (LONG, LONG) else (whole, compressed)
+        if (*said, *sizes) != (info.flag_bits, info.compress_type, info.CRC, info.file_size, info.compress_size):
+            raise ValueError(f"the header of the entry {info.filename!r} contradicts the directory")
         place += ENTRY.size + name + extra + info.compress_size
     if _directory(file) != (len(infos), place):
         raise ValueError("its directory is not between its entries and its end")
+
+
+def _long_sizes(file: IO[bytes], place: int, length: int) -> tuple[int, ...]:
+    """(whole, compressed), from the only field with the number 1 among the extra fields at ``place``."""
+    end, found = place + length, list[tuple[int, ...]]()
+    while place < end:
+        number, size = _read(file, place, EXTRA)
+        if number == 1:
+            found.append(_read(file, place + EXTRA.size, LONG_SIZES))
+        place += EXTRA.size + size
+    if place != end or len(found) != 1:
+        raise ValueError("the sizes of an entry are not said once")
+    return found[0]
 
 
 def _directory(file: IO[bytes]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._sympy.functions import Max, Min
 
 import fxshard
+from fxshard._torch_compat.sizes.symbols import SymbolEnv, symbol_of
 from fxshard.archive.sizes import FileSizes, write_guards
 from fxshard.errors import FileError
 from fxshard.files import parse_json
@@ -22,7 +23,8 @@ from fxshard.testing.compare import assert_equal_to_one_device, one_device
 
 N, RANK = (sympy.Symbol(name, integer=True, positive=True) for name in ("s1", "s2"))
 GUARD = Guard(Max(0, Min(4, N - 4 * (RANK - 1))) > 0, (("n", N, 1),), "model.py:8", (("rank_on_a", RANK, 3),))
-SIZE = {"name": "n", "places": [["args[0]", 0]], "unit": 1, "example": 12, "least": 1, "most": None, "uneven": True}
+SYMBOL = str(symbol_of(SymbolEnv().symbol("n", 12)))
+SIZE = {"name": "n", "symbol": SYMBOL, "places": [["args[0]", 0]], "unit": 1, "example": 12, "least": 1, "most": None, "uneven": True}
 
 
 def read(mesh: Mesh | None = None, **changed: Any) -> Guard:
@@ -46,6 +48,11 @@ def test_roundtrip() -> None:
 def test_guards_that_do_not_match_are_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(FileError, match="a condition on sizes that the program has"):
         read(**changed)
+
+
+def test_another_symbol_is_refused() -> None:
+    with pytest.raises(FileError, match=f"the symbol of 'n' is {SYMBOL}, not 's0'"):
+        FileSizes([parse_json(json.dumps({**SIZE, "symbol": "s0"}).encode(), "program.json")])
 
 
 def test_another_mesh_is_refused() -> None:
