@@ -32,8 +32,8 @@ FAST := tests/shapes tests/cost tests/inspect tests/layout/test_layouts.py tests
 
 # One thread a process: the workers of pytest share the cores, and results do not depend on the machine. A file stays on one worker: what its
 # tests share (a trace, processes that ran all scenarios) is made once. tests/conftest.py orders the files, the longest first. Compiled modules are kept (PYTHONDONTWRITEBYTECODE is empty), or each
-# worker, and each process that a test starts, would compile them again. Inductor's C++ is compiled with less optimisation, in half the time.
-PYTEST := CXX=$(CURDIR)/tests/compiler/g++ FXSHARD_TEST_CXX="$(CXX)" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# worker, and each process that a test starts, would compile them again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
