@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,8 +28,9 @@ CHOICES = ("inside", "per-rank", "none")
 
 def add_run(commands: Any) -> None:
     about = (
-        "Runs a program that fxshard export wrote, on whole tensors from a safetensors file, named like the program's inputs: args[0], "
-        "kwargs['mask'], or mask. Start it with torchrun, one process per rank of the mesh, or with --simulate."
+        "Runs a program that fxshard export wrote, on whole tensors from a safetensors file, named like the program's inputs: args[0] for "
+        "positional arguments, kwargs['mask'] or mask for keywords. Start it with torchrun, one process per rank of the mesh, or with "
+        "--simulate."
     )
     ranks = "torchrun --nproc-per-node 4 -m fxshard run model.pt2 --inputs in.safetensors -o out.safetensors"
     example = f"fxshard run model.pt2 --inputs in.safetensors --simulate\n  {ranks}"
@@ -45,6 +47,8 @@ def add_run(commands: Any) -> None:
     run.add_argument("--compiler", choices=("inductor", "eager", "aot_inductor"), default="inductor", help=COMPILERS)
     profile = "measure a step of the first rank, and write it beside the predicted one, as a trace for Perfetto (ui.perfetto.dev)"
     run.add_argument("--profile", metavar="TRACE.json", help=profile)
+    seed_help = "of the program's random numbers, on all ranks and simulated (default: 0)"
+    run.add_argument("--seed", type=int, default=0, metavar="N", help=seed_help)
     run.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     run.set_defaults(command=run_program)
 
@@ -72,11 +76,14 @@ def run_program(options: argparse.Namespace) -> None:
         remedy = "start it with torchrun instead, one process per rank of the mesh"
         raise OptionError("--simulate runs all ranks in one process, whose times are not a rank's", where="--profile", remedy=remedy)
     if not options.simulate and "WORLD_SIZE" not in os.environ:
-        remedy = "start it with torchrun --nproc-per-node N -m fxshard run ..., N ranks as the mesh has, or give --simulate"
-        raise OptionError("fxshard run needs the ranks of the program's mesh", remedy=remedy)
+        remedy = f"start it with torchrun --nproc-per-node {_ranks(options)} -m fxshard run ..., or give --simulate"
+        raise OptionError("fxshard run needs a process for each rank of the mesh", remedy=remedy)
+    import torch
+
     import fxshard
     from fxshard.mesh.mesh import parse_mesh
 
+    torch.manual_seed(options.seed)
     program = fxshard.load(options.program)
     if options.profile and options.compiler == "aot_inductor" and program.collectives:
         what = "AOTInductor's code waits for collectives without an event for the profiler, so their waits cannot be measured"
@@ -106,6 +113,14 @@ def run_program(options: argparse.Namespace) -> None:
         print(f"\n{profile}\n\nwrote {options.profile}; open it at ui.perfetto.dev or chrome://tracing")
     for path in written:
         print(f"wrote {path}")
+
+
+def _ranks(options: argparse.Namespace) -> int:
+    """The number of ranks that are needed, found without torch."""
+    from fxshard.cli.inspect_file import stored
+    from fxshard.mesh.mesh import parse_mesh
+
+    return parse_mesh(options.mesh).size if options.mesh else math.prod(stored(options.program).view.axes.values())
 
 
 def _outputs(options: argparse.Namespace) -> list[str]:

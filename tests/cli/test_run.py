@@ -123,7 +123,7 @@ def test_inputs_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "cannot be read as safetensors" in capsys.readouterr().err
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert cli.main(run) == USER_ERROR
-    assert "torchrun --nproc-per-node N" in capsys.readouterr().err
+    assert "torchrun --nproc-per-node 4 " in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "3")
     save_file({"args[0]": torch.ones(4, 8), "mask": torch.ones(8)}, inputs)
     assert cli.main(run) == USER_ERROR

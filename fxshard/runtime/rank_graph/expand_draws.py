@@ -53,7 +53,12 @@ def expand_draws(module: fx.GraphModule) -> int:
 def _can_expand(node: fx.Node) -> bool:
     given = named_arguments(node.target, node.args, node.kwargs)
     kind = "kept" if node.target is MASK else given["kind"]
-    return given["rng"] == random.GENERATORS[0] and random.is_fusible(kind, given["shape"], node.meta["val"].dtype)
+    return given["rng"] == random.GENERATORS[0] and random.is_fusible(kind, list(map(_value, given["shape"])), node.meta["val"].dtype)
+
+
+def _value(number: int | fx.Node) -> Any:
+    """A dynamic size is a node of the graph."""
+    return number.meta["val"] if isinstance(number, fx.Node) else number
 
 
 class _Keys:
@@ -87,11 +92,15 @@ def _draw_graph(
     kind, low, high = ("kept", given["p"], 0) if node.target is MASK else (given["kind"], given["low"], given["high"])
     shape, sizes, cut = tuple(given["shape"]), tuple(given["sizes"]), tuple(given["cut"])
 
-    def drawn(first: torch.Tensor, second: torch.Tensor, *starts: torch.Tensor) -> tuple[torch.Tensor]:
-        offsets = random.offsets_of(len(shape), cut, starts)
-        return (random.draw_shard(kind, low, high, shape, value.dtype, (first, second), sizes, offsets, value.device).contiguous(),)
+    dynamic = list(dict.fromkeys(n for n in (*shape, *sizes) if isinstance(n, fx.Node)))
 
-    reads = [*keys.of(node.graph, given["call"]), *given["offsets"]]
+    def drawn(first: torch.Tensor, second: torch.Tensor, *rest: Any) -> tuple[torch.Tensor]:
+        starts, known = rest[: len(cut)], dict(zip(dynamic, rest[len(cut) :], strict=True))
+        whole, own = ([known.get(n, n) for n in numbers] for numbers in (shape, sizes))
+        offsets = random.offsets_of(len(whole), cut, starts)
+        return (random.draw_shard(kind, low, high, whole, value.dtype, (first, second), own, offsets, value.device).contiguous(),)
+
+    reads = [*keys.of(node.graph, given["call"]), *given["offsets"], *dynamic]
     form = (kind, low, high, shape, sizes, cut, value.dtype, value.device)
     if form not in traced:
         traced[form] = _traced(drawn, reads)

@@ -9,7 +9,7 @@ import torch
 
 from fxshard.graph.call import Call, Operand
 from fxshard.layout.layouts import REDUCE_OPS
-from fxshard.strategies.engine.factors import EXTREMA, SUMS, Factors, Linear, Name, Rule, factors, linear_groups
+from fxshard.strategies.engine.factors import EXTREMA, SUMS, Factors, Linear, Name, Rule, factors, is_one, linear_groups
 from fxshard.strategies.engine.local import LocalContext, on_contiguous
 from fxshard.strategies.engine.notation import rule
 from fxshard.strategies.engine.registry import register, replaced, unchanged
@@ -31,7 +31,7 @@ def layer_norm(backward: bool) -> Rule:
         def of(meta: Any) -> list[str]:
             if meta.ndim < x.ndim:
                 return dims[x.ndim - meta.ndim :]
-            return ["" if size == 1 else n for size, n in zip(meta.shape, dims, strict=True)]
+            return ["" if is_one(size) else n for size, n in zip(meta.shape, dims, strict=True)]
 
         outs = [None if o is None else of(o) for o in call.outputs]
         linear, depends = _affine_backward(call) if backward else _affine(call, 2, 3)

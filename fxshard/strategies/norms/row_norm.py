@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fxshard.graph.call import Call, Operand
-from fxshard.strategies.engine.factors import SUMS, Factors, Rule, factors, linear_groups
+from fxshard.strategies.engine.factors import SUMS, Factors, Rule, factors, is_one, linear_groups
 from fxshard.strategies.engine.registry import register
 from fxshard.strategies.norms.normalization import spread_over
 from fxshard.strategies.tensors.dims import named
@@ -27,7 +27,7 @@ def aligned_right(*groups: Sequence[int]) -> Rule:
         def of(meta: Any) -> list[str]:
             front = ["parts!"] * (meta.ndim - widest.ndim)
             own = names[max(0, widest.ndim - meta.ndim) :]
-            return front + ["" if size == 1 else name for size, name in zip(meta.shape[len(front) :], own, strict=True)]
+            return front + ["" if is_one(size) else name for size, name in zip(meta.shape[len(front) :], own, strict=True)]
 
         return factors([of(o) for o in call.operands], [of(call.outputs[0])], linear=linear_groups(call, groups))
 
@@ -44,7 +44,7 @@ def normalise(call: Call) -> Factors:
 def weight_sum(call: Call) -> Factors:
     """(grad, x, mean, rstd, dims) -> the sum over dims, which are removed."""
     names = named(call.operands[0].ndim)
-    operands = [["" if size == 1 else name for size, name in zip(o.shape, names, strict=True)] for o in call.operands]
+    operands = [["" if is_one(size) else name for size, name in zip(o.shape, names, strict=True)] for o in call.operands]
     kept = [name for d, name in enumerate(names) if d not in call.arg(4)]
     return factors(operands, [kept], linear=linear_groups(call, [(0,)]))
 

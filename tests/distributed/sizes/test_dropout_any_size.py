@@ -1,0 +1,54 @@
+"""Dropout and layer norm at any batch size on two ranks, through Inductor, fully sharded: one device's numbers with the same mask."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from fxshard.ops.random import draw
+from fxshard.runtime.module.module import parallelize
+from tests.distributed.scenarios import two_ranks
+
+pytestmark = pytest.mark.distributed
+P = 0.3
+
+
+class Dropped(nn.Module):
+    """``mask`` [rows, 12]: which elements are kept; drawn if None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 12), nn.LayerNorm(12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = self.norm(self.up(x)).tanh()
+        kept = nn.functional.dropout(hidden, P) if mask is None else hidden * mask / (1 - P)
+        return self.down(kept).square().mean()
+
+
+def even_sizes_then_odd_ones() -> None:
+    counts = (12, 8, 10, 9, 7, 1)
+    single = Dropped().double()
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    example = (torch.randn(counts[0], 8).double(),)
+    sharded = parallelize(copy.deepcopy(single), example, mesh, parallel={"dp": "fsdp"}, cache=False)
+    for count in counts:
+        x = torch.randn(count, 8, generator=torch.Generator().manual_seed(count)).double()
+        torch.manual_seed(count)
+        mask = draw("kept", P, 0, [count, 12], torch.bool, torch.randint(0, 2**62, (), dtype=torch.int64), 0)
+        torch.manual_seed(count)
+        loss, want = sharded(x), single(x, mask)
+        loss.backward()
+        want.backward()
+        torch.testing.assert_close(loss, want, rtol=1e-9, atol=1e-9)
+        for mine, own in zip(sharded.parameters(), single.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), own.grad, rtol=1e-9, atol=1e-9)
+            mine.grad = own.grad = None
+    assert len(sharded.forward.programs) == 3
+
+
+found, test_two_ranks = two_ranks(even_sizes_then_odd_ones)
