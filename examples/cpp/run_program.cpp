@@ -14,7 +14,7 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <regex>
-#include <sstream>
+#include <iostream>
 
 #include "safetensors.h"
 
@@ -65,6 +65,7 @@ std::map<std::string, int64_t> sizes_of(const std::string& text, const std::stri
   std::istringstream lines(text), ranges(bounds);
   std::string input, name, same;
   for (int64_t unit, dim, least, most; lines >> unit >> dim >> input && std::getline(lines >> std::ws, name);) {
+    TORCH_CHECK(tensors.count(input), "there is no tensor ", input);
     TORCH_CHECK(ranges >> least >> most && std::getline(ranges >> std::ws, same) && same == name, "no bounds for ", name, ": export it again");
     const auto size = tensors.at(input).size(dim);
     TORCH_CHECK(least <= size && size <= most, name, " is ", size, ", the code serves ", least, " to ", most);
@@ -74,6 +75,15 @@ std::map<std::string, int64_t> sizes_of(const std::string& text, const std::stri
   return found;
 }
 
+// Refuses a tensor unless it has the dtype and the sizes of `line`, "float32 8 -1"; -1 is dynamic, and a `shard` has sizes of its own.
+void check(const std::string& name, const at::Tensor& tensor, const std::string& line, bool shard) {
+  std::istringstream words(line);
+  std::string dtype, size;
+  bool same = words >> dtype && dtype == c10::getDtypeNames(tensor.scalar_type()).first;
+  for (auto own : tensor.sizes()) same = words >> size && (size == "-1" || size == std::to_string(own) || shard) && same;
+  TORCH_CHECK(same && !(words >> size), name, " is ", tensor.scalar_type(), tensor.sizes(), ", the program takes ", line);
+}
+
 std::vector<End> ends(const std::string& text) {
   std::vector<End> found;
   std::istringstream lines(text);
@@ -81,7 +91,7 @@ std::vector<End> ends(const std::string& text) {
   return found;
 }
 
-int main(int count, char** given) {
+int main(int count, char** given) try {
   const std::vector<std::string> args(given, given + count);
   TORCH_CHECK(count >= 6, "usage: run_program PROGRAM.pt2 RANK STORE IN OUT [--weights RANK.safetensors] [--steps N] [--unchecked 1]");
   std::map<std::string, std::string> options{{"--weights", ""}, {"--steps", "1"}, {"--unchecked", "0"}};
@@ -96,19 +106,18 @@ int main(int count, char** given) {
   for (auto axis = mesh.rbegin(); axis != mesh.rend(); world *= axis->size, ++axis) axis->index = rank / world % axis->size;
   std::string name;
   for (int i = 0; i <= rank; i++) models >> name;
-  make_groups(mesh, args[3], world);
   torch::inductor::AOTIModelPackageLoader model(args[1], name);
   said = model.get_metadata();
 
-  const auto& own = options["--weights"];
+  const std::string own = options["--weights"], inside = "fxshard/weights.safetensors";
   caffe2::serialize::PyTorchStreamReader archive(args[1]);
-  const std::string inside = "fxshard/weights.safetensors";
   auto tensors = !own.empty() ? read(own) : archive.hasRecord(inside) ? read(args[1], archive.getRecordOffset(inside)) : Tensors();
   tensors.merge(read(args[4]));
   std::vector<at::Tensor> inputs;
   std::map<std::string, size_t> index;
   const auto index_on = [&](const std::string& name) { return std::find_if(mesh.begin(), mesh.end(), [&](auto& a) { return a.name == name; })->index; };
   const auto& conditions = said["fxshard_conditions"];
+  std::istringstream lines(said.at("fxshard_tensors"));
   TORCH_CHECK(conditions.empty() || options["--unchecked"] == "1", "--unchecked 1 is needed, these are not checked:\n", conditions);
   auto sizes = sizes_of(said["fxshard_sizes"], said["fxshard_bounds"], tensors);
   for (const auto& [kind, layout, input] : ends(said.at("fxshard_inputs"))) {
@@ -118,11 +127,13 @@ int main(int count, char** given) {
     } else if (kind == "size" || kind == "rank") {  // a tensor whose shape says the number
       inputs.push_back(at::empty({kind == "size" ? sizes.at(input) : index_on(input) + 1, 0}));
     } else {
-      TORCH_CHECK(tensors.count(input), "there is no tensor ", input);
+      TORCH_CHECK(tensors.count(input) && std::getline(lines, name), "there is no tensor ", input);
+      check(input, tensors[input], name, kind == "parameter" && !own.empty());
       inputs.push_back(kind == "parameter" && !own.empty() ? aligned(tensors[input]) : shard(tensors[input], layout, mesh));
     }
   }
 
+  make_groups(mesh, args[3], world);
   Tensors results;
   for (int step = 0; step < std::stoi(options["--steps"]); step++) {
     auto outputs = model.run(inputs);
@@ -133,4 +144,6 @@ int main(int count, char** given) {
     }
   }
   write(args[5], results);
+} catch (const c10::Error& error) {
+  return std::cerr << error.what_without_backtrace() << "\n", 2;
 }

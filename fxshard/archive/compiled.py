@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fxshard.archive.container import COMPILED, RUNNER, Container, compiled_entry, graph_name
 from fxshard.archive.sizes import LARGEST, read_guard
@@ -21,6 +22,8 @@ CPU_FLAGS = "fxshard_cpu_flags"
 SIZES = "fxshard_sizes"
 """The key of the dynamic sizes, a line each: the unit, then where the size is found, a dim of an input, then its name."""
 PROGRAM_HASH = "fxshard_program"
+TENSORS = "fxshard_tensors"
+"""The key of the dtype and sizes of each of the program's inputs, whole, a line each: ``float32 8 -1``, -1 for a size that is dynamic."""
 WRITTEN = "fxshard_written"
 """The key of the numbers of the inputs that the code writes in place."""
 AXIS_INDEX, SIZE, RANK = "axis_index", "size", "rank"
@@ -93,9 +96,14 @@ def describe(program: ShardedProgram, axes: tuple[str, ...]) -> dict[str, str]:
         "fxshard_mesh": " ".join(f"{axis}={size}" for axis, size in zip(mesh.axis_names, mesh.shape, strict=True)),
         "fxshard_models": " ".join(names[coordinate] for coordinate in mesh.coordinates()),
         "fxshard_inputs": "\n".join(rows),
+        TENSORS: "\n".join(map(_tensor_text, program.input_dtypes, program.input_shapes)),
         **({SIZES: "\n".join(map(_place_of, program.sizes))} if program.sizes else {}),
         "fxshard_outputs": "\n".join(f"{end.kind} {layout} {end.name}" for end, layout in ends),
     }
+
+
+def _tensor_text(dtype: str, shape: tuple[Any, ...]) -> str:
+    return " ".join([dtype.removeprefix("torch."), *(str(size) if isinstance(size, int) else "-1" for size in shape)])
 
 
 def _place_of(one: ProgramSize) -> str:

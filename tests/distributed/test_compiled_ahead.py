@@ -158,6 +158,25 @@ def test_cpp_refuses_sizes_that_the_code_does_not_serve(folder: Path, run_progra
         assert one.returncode != 0 and "rows is 41, the code serves 1 to 40" in said
 
 
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("x", "what"),
+    [
+        (torch.ones(8, 6).double(), r"args[0] is Double[8, 6], the program takes float64 4 6"),
+        (torch.ones(4, 6), "args[0] is Float[4, 6], the program takes float64 4 6"),
+        (torch.ones(4, 6, 1).double(), "args[0] is Double[4, 6, 1], the program takes float64 4 6"),
+        (None, "there is no tensor args[0]"),
+    ],
+    ids=["rows", "dtype", "dims", "missing"],
+)
+def test_cpp_refuses_other_tensors(folder: Path, run_program: Path, tmp_path: Path, x: torch.Tensor | None, what: str) -> None:
+    """The program "step" has static sizes; its code would read beyond the end of the wrong ones."""
+    save_file({"args[1]": torch.ones(4, 3).double(), **({} if x is None else {"args[0]": x})}, tmp_path / "in.safetensors")
+    files = [tmp_path / "store", tmp_path / "in.safetensors", tmp_path / "out.safetensors"]
+    ran = subprocess.run([run_program, folder / "step.pt2", "0", *files], env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (2, f"{what}\n")
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_cpp_on_two_axes(run_program: Path, tmp_path: Path) -> None:
