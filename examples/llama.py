@@ -125,3 +125,10 @@ class Llama(nn.Module):
             return logits
         exact = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
         return F.cross_entropy(exact.flatten(0, 1), targets.flatten())
+
+
+def training() -> tuple[Llama, tuple[Tensor, Tensor]]:
+    """The small model with tokens and targets: ``fxshard plan examples/llama.py:training --mesh dp=2,tp=2``."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 256, (8, 129))
+    return Llama.small(), (tokens[:, :-1], tokens[:, 1:])

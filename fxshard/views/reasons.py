@@ -19,7 +19,7 @@ OWN = {
 def where(view: PlanView, c: Collective) -> Where:
     """The module of the parameter whose gradient or weight moves; else that of the node that makes the value, or of a reader."""
     returned = _returned(view, c)
-    if returned is not None and returned[0] in ("gradient", "mutation"):
+    if returned is not None and returns_gradient(view, c):
         return Where(module_of(returned[1]), True)
     kind, name = view.inputs.get(c.value, ("", ""))
     readers = [place for node, _ in c.readers if (place := view.place(node)) is not None]
@@ -34,6 +34,12 @@ def where(view: PlanView, c: Collective) -> Where:
         return Where(returned[1], False)
     line = in_short(view.line(view.producer(c.value)) or next((view.line(node) for node, _ in c.readers if view.line(node)), ""))
     return Where(":".join(line.split(":")[:2]) or view.called(c.value), False)
+
+
+def returns_gradient(view: PlanView, c: Collective) -> bool:
+    """Whether the value is returned as a gradient, or as the new value of what is written in place."""
+    returned = _returned(view, c)
+    return returned is not None and returned[0] in ("gradient", "mutation")
 
 
 def module_of(parameter: str) -> str:
@@ -56,10 +62,10 @@ def reason(view: PlanView, c: Collective) -> str:
         return _sum(c, returned)
     if c.kind == "all_gather" and kind in ("parameter", "buffer"):
         again = ", again in the backward" if c.entry in view.earlier or c.value.endswith(AGAIN) else ""
-        return f"the weight is kept as {_placed(c.before)}, and used whole{again}"
+        return f"the weight is kept as {_placed(c.before)}, and used whole on {c.axis}{again}"
     reader = _reader(view, c)
     if c.kind == "all_gather":
-        return f"made as {_placed(c.before)}, {reader} whole"
+        return f"made as {_placed(c.before)}, {reader} whole on {c.axis}"
     return f"made as {_placed(c.before)}, {reader} as {_placed(c.after)}"
 
 

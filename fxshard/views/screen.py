@@ -15,7 +15,7 @@ from fxshard.errors import count_text, printable
 from fxshard.text_table import fitted, labelled, listed, shorten
 from fxshard.views.fallbacks import by_cause
 from fxshard.views.plan_view import Collective, Fields, PlanView, Where
-from fxshard.views.reasons import module_of, reason, where
+from fxshard.views.reasons import module_of, reason, returns_gradient, where
 from fxshard.views.words import NAMES_WIDTH, alike, cost_text, layout_words, merged_names, pattern, placements, shape_text, time_text
 
 COSTLIEST, LAYOUTS = 5, 16
@@ -23,7 +23,10 @@ COSTLIEST, LAYOUTS = 5, 16
 
 MADE = 3
 """Number of layouts of operators' results on the screen."""
+BUCKETS = "gathers of parameters and reductions of gradients cost their part of a full bucket, without a start of their own"
 
+OPTIMIZER = "optimizer."
+"""With what the names of an optimizer's state and options begin (``passes.trace.optimizer_step``)."""
 INDENT, NAMES = 10, 60
 """Spaces before a reason, and characters of a list of modules."""
 
@@ -45,6 +48,7 @@ def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]
     rows += [("priced", mean_text(view))] if view.fields.get("example_sizes") else []
     rows += [("step", step_text(view))] if not view.partial and view.objective else []
     rows += [("beside compute", hidden_text(view))] if view.hidden else []
+    rows += [("buckets", BUCKETS)] if shares_starts(view) else []
     rows += [("operators", told)] if (told := operators_text(view)) else []
     if view.memory or view.memory_limit is not None:
         rows.append(("memory", memory_text(view)))
@@ -63,16 +67,23 @@ def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]
 
 def model_text(view: PlanView) -> str:
     """Name, parameters and passes of the model."""
-    sizes = [math.prod(view.nodes[node]["shapes"][0]) for node in _tensors(view)]
+    steps = _steps(view)
+    own = [node for node in _tensors(view) if not (steps and view.inputs[node][1].startswith(OPTIMIZER))]
+    size = sum(math.prod(view.nodes[node]["shapes"][0]) for node in own)
     name = f"{view.fields['model']}, " if view.fields.get("model") else ""
-    held = f"{_many(sum(sizes))} parameters in {count_text(len(sizes), 'tensor')}, " if sizes else ""
-    purpose = "forward and backward" if view.train else "forward"
+    held = f"{_many(size)} parameters in {count_text(len(own), 'tensor')}, " if own else ""
+    purpose = "a training step with its optimizer" if steps else "forward and backward" if view.train else "forward"
     return f"{name}{held}{purpose}, {count_text(len(view.nodes), 'node')}"
 
 
 def _tensors(view: PlanView) -> list[str]:
     """The nodes of the parameters whose shape is known."""
     return [node for node, (kind, _) in view.inputs.items() if kind == "parameter" and view.nodes.get(node, {}).get("shapes")]
+
+
+def _steps(view: PlanView) -> bool:
+    """Whether the optimizer's step is part of the program."""
+    return any(name == f"{OPTIMIZER}groups.0.lr" for _, name in view.inputs.values())
 
 
 def _many(count: int) -> str:
@@ -128,6 +139,12 @@ def hidden_text(view: PlanView) -> str:
     """The hidden communication, in words."""
     times = " and ".join(f"{time_text(time)} of {kind}" for kind, time in view.hidden.items())
     return f"assumes {times} hidden behind compute"
+
+
+def shares_starts(view: PlanView) -> bool:
+    """Whether some collectives cost their part of a full bucket: those of parameters and gradients, where nothing overlaps with compute."""
+    moved = any(view.inputs.get(c.value, ("",))[0] == "parameter" or returns_gradient(view, c) for c in view.collectives)
+    return view.unit != "bytes" and not view.hidden and moved
 
 
 def operators_text(view: PlanView) -> str:

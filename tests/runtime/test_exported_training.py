@@ -116,6 +116,15 @@ def test_a_step_at_any_size(tmp_path: Path) -> None:
             torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-9, atol=1e-9)
 
 
+def test_the_screen_counts_no_state_as_parameters() -> None:
+    model, batches = made()
+    held = sum(p.numel() for p in model.parameters())
+    for given, purpose in (({"optimizer": torch.optim.AdamW}, "a training step with its optimizer"), ({}, "forward and backward")):
+        program = fxshard.export(model, batches[0], fxshard.Mesh(MESH), train=True, **given)  # type: ignore[arg-type]
+        line = fxshard.inspect.summary(program).splitlines()[0]
+        assert f" {held:,} parameters in {len(list(model.parameters()))} tensors, {purpose}, " in line, line
+
+
 def test_gradients_without_an_optimiser(tmp_path: Path) -> None:
     program = through_a_file(tmp_path)
     model, batches = made()

@@ -14,7 +14,7 @@ from fxshard.plans.plan_text import view_of
 from fxshard.views.graph import dot, module_graph
 from fxshard.views.plan_view import Collective, PlanView
 from fxshard.views.reasons import reason, where
-from fxshard.views.screen import grouped
+from fxshard.views.screen import grouped, head
 from fxshard.views.timeline import plan_timeline, plan_trace
 from fxshard.views.words import alike, layout_words, placements
 
@@ -56,7 +56,18 @@ def those(kind: str, axis: str) -> list[Collective]:
 def test_weights_are_gathered_in_their_modules() -> None:
     gathered = [c for c in those("all_gather", "dp") if view().inputs.get(c.value, ("", ""))[0] == "parameter"]
     assert {where(view(), c).module for c in gathered} == {f"layers.{k}.{name}" for k in range(2) for name in ("up", "down")}
-    assert {reason(view(), c).partition(",")[0] for c in gathered} == {"the weight is kept as S(0)"}
+    assert {reason(view(), c).partition(", again")[0] for c in gathered} == {"the weight is kept as S(0), and used whole on dp"}
+
+
+@pytest.mark.parametrize("hardware", ["h100", "cpu"])
+def test_the_screen_says_where_starts_are_shared(hardware: str) -> None:
+    """Only where no collective overlaps with compute, and the objective is a time."""
+    mesh = fxshard.Mesh({"dp": 2}, hardware=hardware)
+    for objective in ("time", "communication"):
+        given = {"parallel": {"dp": "fsdp"}, "objective": objective, "cache": False}
+        plan = fxshard.plan(Net(), (torch.ones(8, 16, 64),), mesh, **given)  # type: ignore[arg-type]
+        told = [row for row in head(view_of(plan)) if row[0] == "buckets"]
+        assert len(told) == ((hardware, objective) == ("cpu", "time"))
 
 
 def test_gradients_are_reduced_for_their_parameters() -> None:
