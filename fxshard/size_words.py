@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-MAX_TEXT, MAX_POWER = 50_000, 64
-"""Limits of what is read: characters, and magnitude of exponents."""
+MAX_TEXT, MAX_POWER, MAX_BITS, MAX_NAME = 50_000, 64, 4096, 1_000
+"""Limits of what is read: characters of an expression, magnitude of exponents, bits of numbers, characters of a name."""
 _LOGIC = {"And": "and", "Or": "or"}
-_RELATIONS = {"StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">", "GreaterThan": ">="}
+_RELATIONS = {"Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">", "GreaterThan": ">="}
 _QUOTIENTS = {"FloorDiv": "//", "CleanDiv": "//", "IntTrueDiv": "/", "FloatTrueDiv": "/", "Mod": "%", "PythonMod": "%"}
-_NAMES = {"Equality": "Eq", "Unequality": "Ne", "Not": "not", "OpaqueUnaryFn_sqrt": "sqrt"}
+_NAMES = {"Not": "not", "Min": "min", "Max": "max", "OpaqueUnaryFn_sqrt": "sqrt"}
 
 
 def range_text(least: int, most: int | None) -> str:
@@ -37,8 +37,8 @@ def expression_words(text: str, names: Mapping[str, tuple[str, int]]) -> str:
 
     Raises ValueError for a text that is no expression, KeyError for a symbol without a name.
     """
-    if len(text) > MAX_TEXT:
-        raise ValueError(f"an expression of {len(text)} characters")
+    if len(text) > MAX_TEXT or any(len(name) > MAX_NAME for name, _ in names.values()):
+        raise ValueError(f"an expression of {len(text)} characters, or names of over {MAX_NAME}")
     try:
         tree = ast.parse(text, mode="eval").body
         return str(_Reader({symbol: _Part(Fraction(1, unit), ((name, 1),)) for symbol, (name, unit) in names.items()}).read(tree))
@@ -64,6 +64,10 @@ class _Part:
         below = [str(number.denominator)] * (number.denominator != 1) + below
         divisor = below[0] if len(below) == 1 else f"({'*'.join(below)})"
         return "-" * (self.number < 0) + "*".join(above) + f"/{divisor}" * bool(below)
+
+    def __post_init__(self) -> None:
+        if max(self.number.numerator.bit_length(), self.number.denominator.bit_length()) > MAX_BITS or len(self.text) > 4 * MAX_TEXT:
+            raise ValueError("an expression grows out of bounds")
 
     @property
     def as_factors(self) -> tuple[tuple[str, int], ...]:
@@ -132,4 +136,6 @@ def _powered(base: _Part, exponent: _Part) -> _Part:
         return _Part(factors=((f"sqrt({base})", 1),))
     if power.denominator != 1:
         return _Part(factors=((f"{base.operand()}**({power})", 1),))
+    if any(abs(by * power) > MAX_POWER for _, by in base.as_factors) or abs(power) * base.number.numerator.bit_length() > MAX_BITS:
+        return _Part(factors=((f"{base.operand()}**{exponent.operand()}", 1),))
     return _Part(base.number ** int(power), tuple((name, by * int(power)) for name, by in base.as_factors))

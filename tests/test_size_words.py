@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from fractions import Fraction
 from typing import Any
@@ -13,19 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fxshard._torch_compat.sizes.symbols import evaluated, expression, symbol_of
-from fxshard.size_words import MAX_TEXT, expression_words, served_text
+from fxshard.size_words import MAX_NAME, MAX_TEXT, expression_words, served_text
 from tests.shapes.test_expressions import A, B, trees, value
 
 NAMES = [str(symbol_of(one)) for one in (A, B)]
-PYTHON = {
-    "Min": min,
-    "Max": max,
-    "sqrt": math.sqrt,
-    "ToFloat": float,
-    "TruncToInt": int,
-    "Eq": lambda a, b: a == b,
-    "Ne": lambda a, b: a != b,
-}
+PYTHON = {"sqrt": math.sqrt, "ToFloat": float, "TruncToInt": int}
 a, b = (sympy.Symbol(name, integer=True, positive=True) for name in "ab")
 HANDS = {"a": ("batch", 1), "b": ("length", 1)}
 
@@ -91,6 +85,27 @@ def test_a_size_with_a_unit_stands_for_itself() -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         expression_words(text, HANDS)
+
+
+BASE = "Symbol('a')"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        functools.reduce(lambda inner, _: f"Pow({inner}, Integer(64))", range(40), "Integer(3)"),
+        functools.reduce(lambda inner, _: f"Pow({inner}, Integer(64))", range(40), BASE),
+        functools.reduce(lambda inner, _: f"Mul({inner}, Pow(Integer(2), Integer(60)))", range(90), BASE),
+        f"Add({', '.join([BASE] * 3000)})",
+        f"Mul(Integer({'9' * 4000}), {BASE})",
+    ],
+)
+def test_hostile_texts_stay_small(text: str) -> None:
+    """Either refused or bounded by the text's length times a name's."""
+    with contextlib.suppress(ValueError):
+        assert len(expression_words(text, {"a": ("n" * MAX_NAME, 1)})) < 4_000_000
+    with pytest.raises(ValueError):
+        expression_words(BASE, {"a": ("n" * (MAX_NAME + 1), 1)})
 
 
 def test_an_unknown_symbol_is_refused() -> None:

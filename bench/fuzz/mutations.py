@@ -54,6 +54,7 @@ HOSTILE: tuple[Any, ...] = (
     *([], {}, [[]], [0, "a"], {"as_none": True}, {"as_int": 2**62}, {"as_expr": {"expr_str": "Pow(Integer(9),Integer(999))"}}),
     *({"as_graph": {}}, {"as_string": "x" * 1000}, {"as_ints": [2**40] * 5}, {"as_custom_obj": {"name": "x", "class_fqn": "os"}}),
     *("Integer(" * 400, "sympify('1')", "Mul(" + "Integer(2), " * 300 + "Integer(1))", "torch.hub.load", "os.system", "operator.getitem"),
+    *("Pow(" * 30 + "Integer(9)" + ", Integer(64))" * 30, "Mul(" + ", ".join(["Symbol('s0')"] * 3000) + ")", "n" * 10**6),
 )
 """Values that a field may be replaced by."""
 

@@ -21,7 +21,7 @@ import fxshard
 from bench.fuzz.mutations import changed_archive, changed_function, changed_json, damaged, foreign_call, resealed, unsealed
 from bench.fuzz.shown import shown_anyway, shown_plan
 from fxshard._torch_compat.fakes import FakeTensorMode
-from fxshard.archive.compiled import GUARDS, WRITTEN, CompiledCode, CompiledModel, describe, model_names
+from fxshard.archive.compiled import GUARDS, WRITTEN, CompiledCode, CompiledModel, bounds_in_words, describe, model_names
 from fxshard.archive.graphs import read_graph, write_graph
 from fxshard.archive.sizes import write_guards
 from fxshard.cli import solve_file
@@ -133,7 +133,8 @@ def _plans(plan: fxshard.ShardingPlan) -> list[Subject]:
 
 def _with_code(program: ExportedProgram) -> ExportedProgram:
     """The program with code of each size class that no machine runs: reading a file must not run it."""
-    guards = {GUARDS: write_json({"guards": write_guards(program.guards)})} if program.sizes else {}
+    words = {GUARDS: write_json({"guards": write_guards(program.guards)}), **bounds_in_words(program, program.guards)}
+    guards = words if program.sizes else {}
     said = {"AOTI_DEVICE_KEY": "cpu", WRITTEN: "", **describe(program, ()), **guards}
     names = sorted(set(model_names(program).values()))
     models = {name: CompiledModel(b"\x7fELF" + name.encode() * 50, b'{"nodes": []}', said) for name in names}

@@ -21,15 +21,16 @@ from bench.planning import child
 if TYPE_CHECKING:
     from bench.planning.measure import Measured
 
-LAYERS = {"llama": 32, "t5": 12, "moe": 24}
+LAYERS = {"llama": 32, "t5": 12, "moe": 24, "moe128": 24}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.planning", description=__doc__)
     parser.add_argument("--model", choices=LAYERS, default="llama")
-    parser.add_argument("--layers", type=int, help="default: 32, T5 12 and 12, the mixture of experts 24")
+    parser.add_argument("--layers", type=int, help="default: 32, T5 12 and 12, mixtures of experts 24")
     parser.add_argument("--mesh", default="dp=8,tp=8")
+    parser.add_argument("--parallel", metavar="WORDS", help="words of the axes, such as dp=ep,ep=ep for experts on both")
     parser.add_argument("--hardware", default="h100")
     parser.add_argument("--time-limit", type=float, help="seconds for the solver; default: its own limit on work")
     parser.add_argument("--growth", action="store_true", help="also plan a model with twice the layers")
@@ -40,11 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
     layers = chosen.layers or LAYERS[chosen.model]
 
     def ours(count: int) -> Measured:
-        return _fastest(chosen.runs, child.ours, chosen.model, count, chosen.mesh, chosen.hardware, chosen.time_limit, chosen.lower)
+        given = chosen.model, count, chosen.mesh, chosen.hardware, chosen.time_limit, chosen.lower, chosen.parallel
+        return _fastest(chosen.runs, child.ours, *given)
 
     traces = [] if chosen.no_bare else [_fastest(chosen.runs, child.bare, kind, chosen.model, layers) for kind in child.KINDS]
     planned = ours(layers)
-    print(f"{chosen.model}, {layers} layers, mesh {chosen.mesh}, {chosen.hardware}\n")
+    said = f", {chosen.parallel}" if chosen.parallel else ""
+    print(f"{chosen.model}, {layers} layers, mesh {chosen.mesh}{said}, {chosen.hardware}\n")
     for trace in traces:
         print(_table(trace, "torch's bare trace"))
     print(_table(planned, "fxshard"))

@@ -11,10 +11,12 @@ KINDS = ("dynamo and joint export", "joint export", "make_fx")
 """The names of the traces by torch alone, ``measure.BARE``."""
 
 
-def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False) -> Measured:
+def ours(
+    model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False, words: str | None = None
+) -> Measured:
     from bench.planning import measure
 
-    return measure.ours(model, layers, mesh, hardware, time_limit, lower)
+    return measure.ours(model, layers, mesh, hardware, time_limit, lower, words=words)
 
 
 def bare(kind: str, model: str, layers: int) -> Measured:

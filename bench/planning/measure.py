@@ -20,10 +20,12 @@ from bench.planning.models import MODELS
 from fxshard._torch_compat import capture_dynamo_graph, pytree
 from fxshard._torch_compat.aot import aot_export_joint_with_descriptors
 from fxshard._torch_compat.fakes import FakeTensorMode
+from fxshard.cli.arguments.words import parse_words
 from fxshard.mesh.mesh import parse_mesh
 from fxshard.passes.pipeline import LOWERING, PLANNING, Compilation, Request, run
 from fxshard.passes.runner import Pass
 from fxshard.passes.trace.trace import fake_copy, fake_tensor
+from fxshard.plans.parallel import read_parallel
 from fxshard.shapes import dynamic_dims
 
 
@@ -47,12 +49,24 @@ class Measured:
     hash: str = ""
 
 
-def ours(model: str, layers: int, mesh: str, hardware: str, time_limit: float | None, lower: bool = False, shapes: Any = None) -> Measured:
-    """fxshard's passes from the model to a verified plan; with ``lower`` also to a program. ``shapes``: the dynamic dims."""
+def ours(
+    model: str,
+    layers: int,
+    mesh: str,
+    hardware: str,
+    time_limit: float | None,
+    lower: bool = False,
+    shapes: Any = None,
+    words: str | None = None,
+) -> Measured:
+    """fxshard's passes from the model to a verified plan; with ``lower`` also to a program. ``shapes``: the dynamic dims; ``words``: those
+    of the axes, as on the command line."""
     _quiet()
     module, args, kwargs = MODELS[model](layers)
     dims = dynamic_dims(module, args, kwargs, shapes)
-    state = Compilation(parse_mesh(mesh, hardware), Request(module, args, kwargs, time_limit=time_limit, dynamic=dims))
+    on = parse_mesh(mesh, hardware)
+    parallel = read_parallel(parse_words(words), on)
+    state = Compilation(on, Request(module, args, kwargs, time_limit=time_limit, dynamic=dims, parallel=parallel))
     stages: list[Stage] = []
     state = _run(PLANNING, state, stages)
     assert state.plan is not None

@@ -35,17 +35,22 @@ def t5(layers: int) -> Case:
         return Loss(T5ForConditionalGeneration(config)), (), {"input_ids": ids, "decoder_input_ids": ids, "target": ids}
 
 
-def moe(layers: int) -> Case:
-    """A mixture of experts (transformers' Qwen3MoeForCausalLM, 32 experts, 4 active), width 2048; 16 x 2048 tokens in bfloat16."""
+def moe(layers: int, experts: int = 32, batch: int = 16) -> Case:
+    """A mixture of experts (transformers' Qwen3MoeForCausalLM, 4 active), width 2048; ``batch`` x 2048 tokens in bfloat16."""
     from transformers import AutoModelForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
-    experts = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "vocab_size": 151936}
-    config = config_of("qwen3_moe", False, num_hidden_layers=layers, use_cache=False, **sizes, **experts)
+    active = {"num_experts": experts, "num_experts_per_tok": 4, "moe_intermediate_size": 768, "vocab_size": 151936}
+    config = config_of("qwen3_moe", False, num_hidden_layers=layers, use_cache=False, **sizes, **active)
     with torch.device("meta"):
-        ids = torch.zeros(16, 2048, dtype=torch.int64)
+        ids = torch.zeros(batch, 2048, dtype=torch.int64)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         return Loss(model, shift=True), (), {"input_ids": ids, "target": ids}
 
 
-MODELS: dict[str, Callable[[int], Case]] = {"llama": llama, "t5": t5, "moe": moe}
+def moe128(layers: int) -> Case:
+    """128 experts and 64 sequences, so that two axes of 8 ranks share both evenly."""
+    return moe(layers, 128, 64)
+
+
+MODELS: dict[str, Callable[[int], Case]] = {"llama": llama, "t5": t5, "moe": moe, "moe128": moe128}

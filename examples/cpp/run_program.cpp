@@ -16,6 +16,7 @@
 #include <regex>
 #include <iostream>
 
+#include "checks.h"
 #include "safetensors.h"
 
 struct Axis { std::string name; int64_t size, index; };
@@ -59,31 +60,6 @@ void make_groups(const std::vector<Axis>& mesh, const std::string& file, int wor
   }
 }
 
-// The dynamic sizes of a call by name, in their units; each is a line "unit dim input name" in `text`, and "least most name" in `bounds`.
-std::map<std::string, int64_t> sizes_of(const std::string& text, const std::string& bounds, const Tensors& tensors) {
-  std::map<std::string, int64_t> found;
-  std::istringstream lines(text), ranges(bounds);
-  std::string input, name, same;
-  for (int64_t unit, dim, least, most; lines >> unit >> dim >> input && std::getline(lines >> std::ws, name);) {
-    TORCH_CHECK(tensors.count(input), "there is no tensor ", input);
-    TORCH_CHECK(ranges >> least >> most && std::getline(ranges >> std::ws, same) && same == name, "no bounds for ", name, ": export it again");
-    const auto size = tensors.at(input).size(dim);
-    TORCH_CHECK(least <= size && size <= most, name, " is ", size, ", the code serves ", least, " to ", most);
-    TORCH_CHECK(size % unit == 0, name, " is ", size, ", shards are even at multiples of ", unit, " only");
-    found[name] = size / unit;
-  }
-  return found;
-}
-
-// Refuses a tensor unless it has the dtype and the sizes of `line`, "float32 8 -1"; -1 is dynamic, and a `shard` has sizes of its own.
-void check(const std::string& name, const at::Tensor& tensor, const std::string& line, bool shard) {
-  std::istringstream words(line);
-  std::string dtype, size;
-  bool same = words >> dtype && dtype == c10::getDtypeNames(tensor.scalar_type()).first;
-  for (auto own : tensor.sizes()) same = words >> size && (size == "-1" || size == std::to_string(own) || shard) && same;
-  TORCH_CHECK(same && !(words >> size), name, " is ", tensor.scalar_type(), tensor.sizes(), ", the program takes ", line);
-}
-
 std::vector<End> ends(const std::string& text) {
   std::vector<End> found;
   std::istringstream lines(text);
@@ -118,18 +94,22 @@ int main(int count, char** given) try {
   const auto index_on = [&](const std::string& name) { return std::find_if(mesh.begin(), mesh.end(), [&](auto& a) { return a.name == name; })->index; };
   const auto& conditions = said["fxshard_conditions"];
   std::istringstream lines(said.at("fxshard_tensors"));
+  std::string line;
+  size_t number = 0;
   TORCH_CHECK(conditions.empty() || options["--unchecked"] == "1", "--unchecked 1 is needed, these are not checked:\n", conditions);
-  auto sizes = sizes_of(said["fxshard_sizes"], said["fxshard_bounds"], tensors);
+  const auto dynamic = sizes_of(said["fxshard_sizes"], said["fxshard_bounds"], tensors);
   for (const auto& [kind, layout, input] : ends(said.at("fxshard_inputs"))) {
     index[input] = inputs.size();
     if (kind == "axis_index") {
       inputs.push_back(at::scalar_tensor(index_on(input), at::kLong));
     } else if (kind == "size" || kind == "rank") {  // a tensor whose shape says the number
-      inputs.push_back(at::empty({kind == "size" ? sizes.at(input) : index_on(input) + 1, 0}));
+      inputs.push_back(at::empty({kind == "size" ? dynamic.at(number++).local() : index_on(input) + 1, 0}));
     } else {
-      TORCH_CHECK(tensors.count(input) && std::getline(lines, name), "there is no tensor ", input);
-      check(input, tensors[input], name, kind == "parameter" && !own.empty());
-      inputs.push_back(kind == "parameter" && !own.empty() ? aligned(tensors[input]) : shard(tensors[input], layout, mesh));
+      TORCH_CHECK(std::getline(lines, line), "the metadata say nothing of ", input);
+      TORCH_CHECK(tensors.count(input), "there is no tensor ", input);
+      const bool held = kind == "parameter" && !own.empty();
+      check(input, tensors[input], line, dynamic, [&](at::Tensor whole) { return held ? shard(whole, layout, mesh) : whole; });
+      inputs.push_back(held ? aligned(tensors[input]) : shard(tensors[input], layout, mesh));
     }
   }
 
@@ -146,4 +126,6 @@ int main(int count, char** given) try {
   write(args[5], results);
 } catch (const c10::Error& error) {
   return std::cerr << error.what_without_backtrace() << "\n", 2;
+} catch (const std::exception& error) {
+  return std::cerr << error.what() << "\n", 2;
 }

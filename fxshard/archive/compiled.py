@@ -6,10 +6,11 @@ inputs and outputs in order. Nothing here runs the code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fxshard._torch_compat.sizes.symbols import expression, is_symbolic
 from fxshard.archive.container import COMPILED, RUNNER, Container, compiled_entry, graph_name
 from fxshard.archive.sizes import LARGEST, read_guard
 from fxshard.errors import FileError
@@ -23,7 +24,8 @@ SIZES = "fxshard_sizes"
 """The key of the dynamic sizes, a line each: the unit, then where the size is found, a dim of an input, then its name."""
 PROGRAM_HASH = "fxshard_program"
 TENSORS = "fxshard_tensors"
-"""The key of the dtype and sizes of each of the program's inputs, whole, a line each: ``float32 8 -1``, -1 for a size that is dynamic."""
+"""The key of dtype and whole sizes of each of the program's inputs, a line each: ``float32 8 -2``. -2 stands for the first dynamic size,
+-3 for the second, and so on; -1 for one that is computed from them."""
 WRITTEN = "fxshard_written"
 """The key of the numbers of the inputs that the code writes in place."""
 AXIS_INDEX, SIZE, RANK = "axis_index", "size", "rank"
@@ -86,6 +88,7 @@ def describe(program: ShardedProgram, axes: tuple[str, ...]) -> dict[str, str]:
     Inputs beyond the program's are those of ``AXIS_INDEX``, ``SIZE`` and ``RANK``.
     """
     mesh, names = program.mesh, model_names(program)
+    tensors = zip(program.input_dtypes, program.input_shapes, strict=True)
     rows = [f"{end.kind} {layout} {end.name}" for end, layout in zip(program.inputs, program.input_layouts, strict=True)]
     rows += [f"{AXIS_INDEX} {'R' * mesh.ndim} {axis}" for axis in axes]
     rows += [f"{SIZE} {'R' * mesh.ndim} {one.name}" for one in program.sizes]
@@ -96,14 +99,16 @@ def describe(program: ShardedProgram, axes: tuple[str, ...]) -> dict[str, str]:
         "fxshard_mesh": " ".join(f"{axis}={size}" for axis, size in zip(mesh.axis_names, mesh.shape, strict=True)),
         "fxshard_models": " ".join(names[coordinate] for coordinate in mesh.coordinates()),
         "fxshard_inputs": "\n".join(rows),
-        TENSORS: "\n".join(map(_tensor_text, program.input_dtypes, program.input_shapes)),
+        TENSORS: "\n".join(" ".join([d.removeprefix("torch."), *_sizes_text(program, s)]) for d, s in tensors),
         **({SIZES: "\n".join(map(_place_of, program.sizes))} if program.sizes else {}),
         "fxshard_outputs": "\n".join(f"{end.kind} {layout} {end.name}" for end, layout in ends),
     }
 
 
-def _tensor_text(dtype: str, shape: tuple[Any, ...]) -> str:
-    return " ".join([dtype.removeprefix("torch."), *(str(size) if isinstance(size, int) else "-1" for size in shape)])
+def _sizes_text(program: ShardedProgram, shape: tuple[Any, ...]) -> list[str]:
+    dynamic = [one.unit * expression(one.value) for one in program.sizes]
+    numbers = [expression(size) if is_symbolic(size) else size for size in shape]
+    return [str(one) if isinstance(one, int) else str(-2 - dynamic.index(one)) if one in dynamic else "-1" for one in numbers]
 
 
 def _place_of(one: ProgramSize) -> str:
@@ -111,11 +116,14 @@ def _place_of(one: ProgramSize) -> str:
     return f"{one.unit} {dim} {path} {one.name}"
 
 
-def bounds_in_words(program: ShardedProgram) -> dict[str, str]:
-    """The sizes that the code serves: the user's ranges, narrowed by the guards of the program and of the compiler."""
-    found, rest = bounds_of((*program.guards, *program.noted_guards()), {one.name: one for one in program.sizes})
+def bounds_in_words(program: ShardedProgram, guards: Iterable[Guard]) -> dict[str, str]:
+    """The sizes that the code serves: the user's ranges, narrowed by the guards of the program and of the compiler (``guards``). What a
+    caller would have to compute is a condition, sizes of inputs too."""
+    found, rest = bounds_of((*program.guards, *guards), {one.name: one for one in program.sizes})
     rows = [f"{found[one.name].least} {found[one.name].most or LARGEST} {one.name}" for one in program.sizes]
-    return {BOUNDS: "\n".join(rows), CONDITIONS: "\n".join(map(str, rest))}
+    ends = zip(program.inputs, program.input_shapes, strict=True)
+    computed = [f"dim {d} of {end.name}" for end, shape in ends for d, one in enumerate(_sizes_text(program, shape)) if one == "-1"]
+    return {BOUNDS: "\n".join(rows), CONDITIONS: "\n".join([*map(str, rest), *(f"{one} follows from other sizes" for one in computed)])}
 
 
 def axes_of(metadata: Mapping[str, str]) -> tuple[str, ...]:
@@ -160,5 +168,7 @@ def read_compiled(container: Container, program: ShardedProgram) -> CompiledCode
         if not all(one.isdecimal() and len(one) < 9 and int(one) < len(program.inputs) for one in metadata.get(WRITTEN, "").split()):
             raise FileError(f"the compiled code writes inputs {metadata[WRITTEN]!r:.40}, which there are not", where=where, remedy=REMAKE)
         found[name] = CompiledModel(library, calls, metadata)
-        guards_of_code(found[name], program, where)
+        words = bounds_in_words(program, guards_of_code(found[name], program, where)) if program.sizes else {}
+        if any(metadata.get(key) != want for key, want in words.items()):
+            raise FileError("its bounds and conditions are not those of its guards", where=where, remedy=REMAKE)
     return CompiledCode(found, container.read(RUNNER))

@@ -19,6 +19,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.program.sharded_program import ProgramSize, coordinate_symbols
 from fxshard.shapes import Guard, depends_on, range_in_units
 from fxshard.shapes.expressions import from_text, to_text
+from fxshard.size_words import MAX_NAME
 
 MAX_SIZES, LARGEST = 32, 2**40
 """Limits on what is read: number of dynamic sizes, and values of sizes."""
@@ -89,8 +90,8 @@ class FileSizes:
         }
         said = field.record(readers)
         name, symbol, example = said["name"], said.pop("symbol"), said.pop("example")
-        if name in self.env.known or len(self.env.known) == MAX_SIZES:
-            raise field.fail(f"two sizes are called {name!r}, or there are more than {MAX_SIZES}")
+        if name in self.env.known or len(self.env.known) == MAX_SIZES or len(name) > MAX_NAME:
+            raise field.fail(f"two sizes are called {name[:MAX_NAME]!r}, or there are more than {MAX_SIZES}, or the name is too long")
         bounds = range_in_units(said["least"], said["most"], said["unit"], example)
         value = self.env.symbol(name, example, *bounds)
         if symbol != str(symbol_of(value)):

@@ -33,8 +33,10 @@ def check_layout(file: IO[bytes], infos: Sequence[ZipInfo]) -> None:
         *said, compressed, whole, name, extra = _record(file, place, ENTRY, b"PK\3\4")
         if info.header_offset != place or info.flag_bits & HAS_DESCRIPTOR:
             raise ValueError(f"the entry {info.filename!r} does not follow the one before it")
+        file.seek(place + ENTRY.size)
+        named = file.read(name) == info.orig_filename.encode()
         sizes = _long_sizes(file, place + ENTRY.size + name, extra) if (compressed, whole) == (LONG, LONG) else (whole, compressed)
-        if (*said, *sizes) != (info.flag_bits, info.compress_type, info.CRC, info.file_size, info.compress_size):
+        if not named or (*said, *sizes) != (info.flag_bits, info.compress_type, info.CRC, info.file_size, info.compress_size):
             raise ValueError(f"the header of the entry {info.filename!r} contradicts the directory")
         place += ENTRY.size + name + extra + info.compress_size
     if _directory(file) != (len(infos), place):

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fxshard.cli.console.commands import add_command
 from fxshard.cli.html_report import add_html, check_html, write_file_report
 from fxshard.errors import FileError, OptionError, printable
-from fxshard.files import Field, atomic_file, read_bytes, read_start
+from fxshard.files import REMAKE, Field, atomic_file, read_bytes, read_start
 from fxshard.progress import progress
 from fxshard.views.plan_view import Fields, PlanView
 from fxshard.views.stored import DAMAGE, read_view, stored_program
@@ -58,7 +58,7 @@ class Stored:
             return None
         said, beside = self._archived.program, self._archived.compiled
         if said["mesh"] != self.view.fields["mesh"]:
-            self.loaded  # noqa: B018  (says what is wrong with the file)
+            self.refuse()
         return {**stored_program(said), **beside}
 
     @cached_property
@@ -69,6 +69,11 @@ class Stored:
         from fxshard import archive
 
         return archive.load(self.path)
+
+    def refuse(self) -> NoReturn:
+        """Raises what the strict reader says of the file, or FileError."""
+        made = self.loaded
+        raise FileError(f"{type(made).__name__} cannot be shown: its entries contradict one another", where=self.path, remedy=REMAKE)
 
     @cached_property
     def plan(self) -> ShardingPlan:
@@ -123,7 +128,7 @@ def stored(path: str) -> Stored:
 
 
 def add_inspect(commands: Any) -> None:
-    about = "show a plan or a program; needs neither a process group nor torch"
+    about = "show a plan or a program; needs no process group, and torch for few parts only"
     inspect = add_command(commands, "inspect", about, "fxshard inspect plan.json --collectives 'layers.0.*'")
     inspect.add_argument("file", nargs="?", help="a file written by fxshard plan or fxshard export")
     glob: dict[str, Any] = {"nargs": "?", "const": "*", "metavar": "GLOB"}
@@ -159,8 +164,7 @@ def inspect_file(options: argparse.Namespace) -> None:
             else:
                 text = "\n\n".join(part.text() for part in parts) if parts else _screen(file)
     except DAMAGE:
-        file.loaded  # noqa: B018  (says what is wrong with the file, and where)
-        raise
+        file.refuse()
     print(printable(text))
 
 

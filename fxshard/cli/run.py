@@ -47,10 +47,17 @@ def add_run(commands: Any) -> None:
     run.add_argument("--compiler", choices=("inductor", "eager", "aot_inductor"), default="inductor", help=COMPILERS)
     profile = "measure a step of the first rank, and write it beside the predicted one, as a trace for Perfetto (ui.perfetto.dev)"
     run.add_argument("--profile", metavar="TRACE.json", help=profile)
-    seed_help = "of the program's random numbers, on all ranks and simulated (default: 0)"
-    run.add_argument("--seed", type=int, default=0, metavar="N", help=seed_help)
+    seed_help = "of the program's random numbers, on all ranks and simulated; each step of a training needs its own (default: 0)"
+    run.add_argument("--seed", type=_seed, default=0, metavar="N", help=seed_help)
     run.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     run.set_defaults(command=run_program)
+
+
+def _seed(text: str) -> int:
+    """As ``torch.manual_seed`` takes it."""
+    if not text.isdecimal() or len(text) > 19 or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
 
 
 def add_weights(export: argparse.ArgumentParser) -> None:
@@ -116,11 +123,16 @@ def run_program(options: argparse.Namespace) -> None:
 
 
 def _ranks(options: argparse.Namespace) -> int:
-    """The number of ranks that are needed, found without torch."""
+    """The number of ranks that are needed, found without torch if the file is not damaged."""
     from fxshard.cli.inspect_file import stored
     from fxshard.mesh.mesh import parse_mesh
+    from fxshard.views.stored import DAMAGE
 
-    return parse_mesh(options.mesh).size if options.mesh else math.prod(stored(options.program).view.axes.values())
+    file = stored(options.program)
+    try:
+        return parse_mesh(options.mesh).size if options.mesh else math.prod(file.view.axes.values())
+    except DAMAGE:
+        return int(file.plan.mesh.size)
 
 
 def _outputs(options: argparse.Namespace) -> list[str]:

@@ -76,6 +76,13 @@ def keys_of(seed: int, first: int, count: int = 1) -> torch.Tensor:
     return torch.from_numpy(np.stack(found).view(np.int32))
 
 
+def keys_of_tensor(seed: torch.Tensor, first: int, count: int = 1) -> torch.Tensor:
+    """``keys_of`` a seed that is known when the code runs, an int64 scalar, in tensor arithmetic: for code without Python."""
+    low, high = (seed & 0xFFFFFFFF).to(torch.int32), (seed >> 32).to(torch.int32)
+    numbers = torch.arange(first, first + count, dtype=torch.int32, device=seed.device)
+    return torch.stack(threefry((low, high), (numbers, torch.zeros_like(numbers)), KEY_ROUNDS))
+
+
 def _halves(x: Any) -> tuple[Any, Any]:
     """The low and the high word of 64-bit numbers."""
     return np.uint32(x & np.uint64(0xFFFFFFFF)), np.uint32(x >> np.uint64(32))
@@ -84,9 +91,11 @@ def _halves(x: Any) -> tuple[Any, Any]:
 def index_of(shape: Sequence[int], sizes: Sequence[int], offsets: Sequence[Any], device: Any) -> Words:
     """The words (low, high) of each element's index in a contiguous tensor of ``shape``, for the block of ``sizes`` at ``offsets``.
 
-    ``high`` is None if ``shape`` has at most 2^32 elements; this depends on the global shape only.
+    ``high`` is None if ``shape`` has at most 2^32 elements; this depends on the global shape only. With symbolic sizes of inner dims, sums
+    are computed in int64, since the low word of a symbolic step is no expression of sizes.
     """
-    wide = math.prod(shape) > 1 << 32
+    narrow = math.prod(shape) <= 1 << 32
+    wide = not narrow or not all(isinstance(size, int) for size in shape[1:])
     dtype, step, index = torch.int64 if wide else torch.int32, 1, None
     for d in reversed(range(len(shape))):
         place = torch.arange(sizes[d], dtype=dtype, device=device)
@@ -94,14 +103,15 @@ def index_of(shape: Sequence[int], sizes: Sequence[int], offsets: Sequence[Any],
             place = place + offsets[d].to(dtype)
         elif offsets[d]:
             place = place + (offsets[d] if wide else to_int32(offsets[d]))
-        if step != 1:
+        if not isinstance(step, int) or step != 1:
             place = place * (step if wide else to_int32(step))
         place = place.view(-1, *[1] * (len(shape) - 1 - d))
         index = place if index is None else place + index
         step *= shape[d]
     if index is None:
         index = torch.zeros((), dtype=dtype, device=device)
-    return ((index & 0xFFFFFFFF).to(torch.int32), (index >> 32).to(torch.int32)) if wide else (index, None)
+    low = (index & 0xFFFFFFFF).to(torch.int32) if wide else index
+    return low, None if narrow else (index >> 32).to(torch.int32)
 
 
 def hashed(keys: Words, index: Words) -> torch.Tensor:

@@ -79,10 +79,13 @@ class DataParallel(AxisPlan):
 class FullyShard(AxisPlan):
     """The batch is sharded, and so are parameters, along ``dim``; they are gathered where they are used.
 
-    A parameter without that dim, or with one element along it, is whole.
+    A parameter without that dim, or with one element along it, is whole. Raises OptionError for a dim that is no number from 0 on.
     """
 
     dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_dim(self)
 
     @property
     def cut(self) -> int | None:
@@ -90,6 +93,12 @@ class FullyShard(AxisPlan):
 
     def parameter(self, name: str, shape: Shape) -> Placement | None:
         return Shard(self.dim) if self.dim < len(shape) and shape[self.dim] > 1 else Replicate()
+
+
+def _check_dim(plan: FullyShard | HybridShard | ContextParallel) -> None:
+    if type(plan.dim) is not int or plan.dim < 0:
+        kind = type(plan).__name__
+        raise OptionError(f"{kind} shards along a dim, not {plan.dim!r}", where=kind, remedy=f"count dims from 0: {kind}(dim=1)")
 
 
 @dataclass(frozen=True)
@@ -102,9 +111,12 @@ class TensorParallel(AxisPlan):
 
 @dataclass(frozen=True)
 class ContextParallel(AxisPlan):
-    """The sequence, dim ``dim`` of the inputs, is sharded; parameters are whole."""
+    """The sequence, dim ``dim`` of the inputs, is sharded; parameters are whole. Raises OptionError unless it counts from 0."""
 
     dim: int = 1
+
+    def __post_init__(self) -> None:
+        _check_dim(self)
 
     @property
     def cut(self) -> int | None:
@@ -195,6 +207,9 @@ class HybridShard:
     """For a pair of axes: ``{("dp_replicate", "dp_shard"): HybridShard()}``."""
 
     dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_dim(self)
 
 
 WORDS = (DataParallel, FullyShard, HybridShard, TensorParallel, ContextParallel, ExpertParallel)

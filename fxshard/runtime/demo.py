@@ -66,10 +66,11 @@ def main(as_json: bool = False) -> None:
 
 @contextlib.contextmanager
 def _elsewhere() -> Iterator[int]:
-    """What is printed goes to stderr if that is a terminal, else nowhere; yields the file descriptor of that."""
-    shown = sys.stderr.isatty()
-    with open(sys.stderr.fileno() if shown else os.devnull, "w", closefd=not shown) as file, contextlib.redirect_stdout(file):
-        yield file.fileno()
+    """What is printed goes to stderr if that is a terminal, else nowhere; yields the file descriptor of that, for other processes."""
+    with open(os.devnull, "w") as nowhere:
+        file = sys.stderr if sys.stderr.isatty() else nowhere
+        with contextlib.redirect_stdout(file):
+            yield file.fileno()
 
 
 def corpus(limit: int = 2_000_000) -> torch.Tensor:

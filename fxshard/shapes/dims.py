@@ -15,7 +15,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.sizes.symbols import marked_dims
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.shapes.arguments import Arguments, path_name
-from fxshard.size_words import range_text
+from fxshard.size_words import MAX_NAME, range_text
 
 REMEDY = "give {'args[0]': {0: Dim('batch'), 1: 'seq'}}, or a tuple or a mapping by argument as torch.export takes"
 HINTS = {"DYNAMIC", "AUTO"}
@@ -97,6 +97,9 @@ def _joined(found: Iterable[DynamicDim]) -> list[DynamicDim]:
     names: dict[tuple[str, int], str] = {}
     for one in found:
         place, known = one.places[0], dims.get(one.name)
+        if len(one.name) > MAX_NAME:
+            what = f"the name {one.name[:40]!r}... has {len(one.name)} characters"
+            raise OptionError(what, where="dynamic_shapes", remedy=f"give it one of at most {MAX_NAME}")
         if names.setdefault(place, one.name) != one.name:
             what = f"{one} has two names, {names[place]!r} and {one.name!r}"
             raise OptionError(what, where="dynamic_shapes", remedy="name each dim of an argument once")

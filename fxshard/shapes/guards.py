@@ -52,7 +52,10 @@ class Guard:
         names = {str(symbol): (name, unit) for name, symbol, unit in self.symbols} | {
             str(symbol): (name, 1) for name, symbol, _ in self.ranks
         }
-        return expression_words(sympy.srepr(self.expression), names)
+        try:
+            return expression_words(sympy.srepr(self.expression), names)
+        except (ValueError, KeyError):  # an expression that no file holds
+            return self.condition
 
     def __str__(self) -> str:
         ranks = ", ".join(f"{name} from 1 to {count}" for name, _, count in self.ranks)

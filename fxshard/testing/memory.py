@@ -6,6 +6,7 @@ The rank runs alone: its collectives return what they would if all ranks held eq
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +28,21 @@ from fxshard.runtime.rank_graph.memory import unbound
 from fxshard.runtime.simulate.shards import scatter
 from fxshard.runtime.simulate.values import check_has_data, check_value
 
+UNCHECKED = re.compile(r"(adaptive_|fractional_)?max_pool[23]d(_with_indices)?_backward")
+"""Kernels of torch that write wherever their indices say."""
+
 
 class SingleRankCollectives(TorchDispatchMode):
-    """Collectives without other ranks: each returns what it would if all ranks of its group held equal data."""
+    """Collectives without other ranks: each returns what it would if all ranks of its group held equal data.
+
+    Indices would then be those of another rank's shard: kernels that do not check them get zeros, in place, since only memory counts.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", None) != "_c10d_functional":
+            if UNCHECKED.fullmatch(func.overloadpacket.__name__):
+                for x in (one for one in args if isinstance(one, torch.Tensor) and not one.dtype.is_floating_point):
+                    x.zero_()
             return func(*args, **(kwargs or {}))
         name, x = func.overloadpacket.__name__, args[0]
         if name in ("wait_tensor", "all_reduce_"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from fxshard.mesh.hardware import HARDWARE
 from fxshard.views.words import placements
 
 AGAIN = "_again"
@@ -62,6 +63,13 @@ class PlanView:
     def hardware(self) -> str:
         hardware = self.fields["mesh"].get("hardware", "cpu")
         return str(hardware if isinstance(hardware, str) else hardware["name"])
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether some collectives may overlap with compute on this hardware."""
+        said = self.fields["mesh"].get("hardware", "cpu")
+        known = HARDWARE[said].overlap if isinstance(said, str) and said in HARDWARE else 0.0
+        return bool(known if isinstance(said, str) else said.get("overlap", 0.0))
 
     @property
     def mesh_text(self) -> str:

@@ -18,9 +18,9 @@ OWN = {
 
 def where(view: PlanView, c: Collective) -> Where:
     """The module of the parameter whose gradient or weight moves; else that of the node that makes the value, or of a reader."""
-    returned = _returned(view, c)
-    if returned is not None and returns_gradient(view, c):
-        return Where(module_of(returned[1]), True)
+    end = returned(view, c)
+    if end is not None and end[0] in ("gradient", "mutation"):
+        return Where(module_of(end[1]), True)
     kind, name = view.inputs.get(c.value, ("", ""))
     readers = [place for node, _ in c.readers if (place := view.place(node)) is not None]
     if kind in ("parameter", "buffer"):
@@ -30,16 +30,10 @@ def where(view: PlanView, c: Collective) -> Where:
         return made if made.backward or not readers else Where(made.module, all(place.backward for place in readers))
     if readers:
         return readers[0]
-    if returned is not None:
-        return Where(returned[1], False)
+    if end is not None:
+        return Where(end[1], False)
     line = in_short(view.line(view.producer(c.value)) or next((view.line(node) for node, _ in c.readers if view.line(node)), ""))
     return Where(":".join(line.split(":")[:2]) or view.called(c.value), False)
-
-
-def returns_gradient(view: PlanView, c: Collective) -> bool:
-    """Whether the value is returned as a gradient, or as the new value of what is written in place."""
-    returned = _returned(view, c)
-    return returned is not None and returned[0] in ("gradient", "mutation")
 
 
 def module_of(parameter: str) -> str:
@@ -56,10 +50,10 @@ def reason(view: PlanView, c: Collective) -> str:
     """Why the collective runs: which layouts disagree."""
     if c.own:
         return OWN.get(c.kind, "part of the operator")
-    returned = _returned(view, c)
+    end = returned(view, c)
     kind = view.inputs.get(c.value, ("", ""))[0]
     if c.before.startswith("P"):
-        return _sum(c, returned)
+        return _sum(c, end)
     if c.kind == "all_gather" and kind in ("parameter", "buffer"):
         again = ", again in the backward" if c.entry in view.earlier or c.value.endswith(AGAIN) else ""
         return f"the weight is kept as {_placed(c.before)}, and used whole on {c.axis}{again}"
@@ -69,9 +63,9 @@ def reason(view: PlanView, c: Collective) -> str:
     return f"made as {_placed(c.before)}, {reader} as {_placed(c.after)}"
 
 
-def _sum(c: Collective, returned: tuple[str, str] | None) -> str:
+def _sum(c: Collective, end: tuple[str, str] | None) -> str:
     rest = "" if c.kind == "all_reduce" else f"; each keeps its {_placed(c.after)}"
-    if returned is not None and returned[0] == "gradient":
+    if end is not None and end[0] == "gradient":
         return f"gradient: each rank summed over its part of the data{rest}"
     if c.before != "P":
         return f"each rank has the {c.before[2:-1]} of its part{rest}"
@@ -79,14 +73,14 @@ def _sum(c: Collective, returned: tuple[str, str] | None) -> str:
 
 
 def _reader(view: PlanView, c: Collective) -> str:
-    returned = _returned(view, c)
-    if returned is not None:
-        return f"returned as {returned[1]}"
+    end = returned(view, c)
+    if end is not None:
+        return f"returned as {end[1]}"
     operators = {operator(view.nodes[node]["op"]) for node, _ in c.readers if node in view.nodes}
     return f"{min(operators)} reads it" if len(operators) == 1 else f"{len(operators)} operators read it" if operators else "kept"
 
 
-def _returned(view: PlanView, c: Collective) -> tuple[str, str] | None:
+def returned(view: PlanView, c: Collective) -> tuple[str, str] | None:
     """(kind, name) of the output that the value is returned as, if it is."""
     ends = [view.outputs[k] for node, k in c.readers if node == "output" and k < len(view.outputs)]
     return ends[0] if ends else None

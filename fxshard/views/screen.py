@@ -15,7 +15,7 @@ from fxshard.errors import count_text, printable
 from fxshard.text_table import fitted, labelled, listed, shorten
 from fxshard.views.fallbacks import by_cause
 from fxshard.views.plan_view import Collective, Fields, PlanView, Where
-from fxshard.views.reasons import module_of, reason, returns_gradient, where
+from fxshard.views.reasons import module_of, reason, returned, where
 from fxshard.views.words import NAMES_WIDTH, alike, cost_text, layout_words, merged_names, pattern, placements, shape_text, time_text
 
 COSTLIEST, LAYOUTS = 5, 16
@@ -23,12 +23,11 @@ COSTLIEST, LAYOUTS = 5, 16
 
 MADE = 3
 """Number of layouts of operators' results on the screen."""
-BUCKETS = "gathers of parameters and reductions of gradients cost their part of a full bucket, without a start of their own"
 
 OPTIMIZER = "optimizer."
 """With what the names of an optimizer's state and options begin (``passes.trace.optimizer_step``)."""
-INDENT, NAMES = 10, 60
-"""Spaces before a reason, and characters of a list of modules."""
+INDENT, NAMES, CELL = 10, 60, 160
+"""Spaces before a reason; characters of a list of modules, and of a cell that a file says."""
 
 
 def screen(view: PlanView, program: Fields | None = None) -> str:
@@ -48,7 +47,7 @@ def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]
     rows += [("priced", mean_text(view))] if view.fields.get("example_sizes") else []
     rows += [("step", step_text(view))] if not view.partial and view.objective else []
     rows += [("beside compute", hidden_text(view))] if view.hidden else []
-    rows += [("buckets", BUCKETS)] if shares_starts(view) else []
+    rows += [("buckets", told)] if (told := buckets_text(view)) else []
     rows += [("operators", told)] if (told := operators_text(view)) else []
     if view.memory or view.memory_limit is not None:
         rows.append(("memory", memory_text(view)))
@@ -83,7 +82,7 @@ def _tensors(view: PlanView) -> list[str]:
 
 def _steps(view: PlanView) -> bool:
     """Whether the optimizer's step is part of the program."""
-    return any(name == f"{OPTIMIZER}groups.0.lr" for _, name in view.inputs.values())
+    return any(name.startswith(f"{OPTIMIZER}groups.") for _, name in view.inputs.values())
 
 
 def _many(count: int) -> str:
@@ -141,10 +140,14 @@ def hidden_text(view: PlanView) -> str:
     return f"assumes {times} hidden behind compute"
 
 
-def shares_starts(view: PlanView) -> bool:
-    """Whether some collectives cost their part of a full bucket: those of parameters and gradients, where nothing overlaps with compute."""
-    moved = any(view.inputs.get(c.value, ("",))[0] == "parameter" or returns_gradient(view, c) for c in view.collectives)
-    return view.unit != "bytes" and not view.hidden and moved
+def buckets_text(view: PlanView) -> str:
+    """Which collectives share their start in the prices, where none overlaps with compute (``passes.annotation.overlap``); "" without."""
+    if view.unit == "bytes" or view.overlaps:
+        return ""
+    gathered = any(c.kind == "all_gather" and view.inputs.get(c.value, ("",))[0] == "parameter" for c in view.collectives)
+    reduced = any((end := returned(view, c)) is not None and end[0] == "gradient" for c in view.collectives)
+    moved = " and ".join(["gathers of parameters"] * gathered + ["reductions of gradients"] * reduced)
+    return f"{moved} cost their part of a full bucket and its packing, without a start of their own" if moved else ""
 
 
 def operators_text(view: PlanView) -> str:
@@ -217,7 +220,7 @@ def layouts(view: PlanView, most: int | None = None) -> str:
     told: list[tuple[str, object, str, str]] = [(*row[:3], size_text(row[3])) for row in (rows[:-rest] if rest else rows)]
     told += [(f"and {rest} lines more (--params)", sum(row[1] for row in rows[-rest:]), "", "")] if rest else []
     told += [(name, "", layout, "") for name, layout in _ends(view)]
-    return fitted(told, ("parameters", "count", "layout", "bytes"), same=False) if told else ""
+    return fitted(told, ("parameters and state" if _steps(view) else "parameters", "count", "layout", "bytes"), same=False) if told else ""
 
 
 def _parameters(view: PlanView) -> list[tuple[str, int, str, int]]:
@@ -334,7 +337,8 @@ def program_parts(view: PlanView, program: Fields) -> list[str]:
         (sizes, ("size", "of", "served", "in the tables")),
         (guards, ("taken for granted", "by")),
     )
-    return [tabulate(found, headers=headers, disable_numparse=True) for found, headers in tables if found]
+    texts = [([tuple(shorten(str(cell), CELL) for cell in row) for row in found], headers) for found, headers in tables]
+    return [tabulate(found, headers=headers, disable_numparse=True) for found, headers in texts if found]
 
 
 def _ends_of_program(view: PlanView, program: Fields) -> list[tuple[str, str, str, str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fxshard.files import SEAL, Field, parse_json
+from fxshard.errors import FileError
+from fxshard.files import REMAKE, SEAL, Field, parse_json
 from fxshard.size_words import expression_words, served_text
 from fxshard.views.plan_view import Fields, PlanView
 
@@ -60,18 +61,28 @@ def stored_program(said: Fields) -> Fields:
     }
 
 
+def _said(text: str, names: Names) -> str:
+    try:
+        return expression_words(text, names)
+    except (ValueError, KeyError) as error:
+        what = f"the size {text[:60]!r} is no expression of the program's sizes: {error}"
+        raise FileError(what, where="program", remedy=REMAKE) from None
+
+
 def _end(one: Fields, names: Names) -> dict[str, Any]:
-    shape = [expression_words(size, names) if isinstance(size, str) else size for size in one["shape"]]
+    shape = [_said(size, names) if isinstance(size, str) else size for size in one["shape"]]
     return {**{name: one[name] for name in ("kind", "name", "layout")}, "shape": shape, "dtype": one["dtype"]}
 
 
 def _size(one: Fields) -> dict[str, Any]:
     """``example`` is in multiples of the unit in a file."""
     least, most, unit = one["least"], one["most"], one["unit"]
+    if not all(type(number) is int and abs(number) < 2**63 for number in (least, unit, one["example"], 0 if most is None else most)):
+        raise ValueError("sizes are whole numbers")
     limits = {"least": least, "most": most, "multiple_of": unit, "uneven": one["uneven"], "served": served_text(least, most, unit)}
     return {"name": one["name"], "places": one["places"], **limits, "example": one["example"] * unit}
 
 
 def _condition(guard: Fields) -> str:
     names = {symbol: (name, unit) for name, symbol, unit in guard["sizes"]}
-    return expression_words(guard["condition"], names | {symbol: (name, 1) for name, symbol, _ in guard.get("ranks", ())})
+    return _said(guard["condition"], names | {symbol: (name, 1) for name, symbol, _ in guard.get("ranks", ())})

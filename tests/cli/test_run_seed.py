@@ -46,6 +46,13 @@ def test_on_ranks_the_seed_is_set_before_any_number_is_drawn(files: list[str], m
     assert seeds == [7]
 
 
+@pytest.mark.parametrize("seed", ["-1", "x", str(2**63), "1" + "0" * 5000, "1.5"])
+def test_what_is_no_seed(files: list[str], seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", *files, "--simulate", f"--seed={seed}"])
+    assert ended.value.code == 2 and "is not a whole number from 0 to 2^63 - 1" in capsys.readouterr().err
+
+
 def test_the_number_of_ranks_is_named(files: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert cli.main(["run", *files]) == 2

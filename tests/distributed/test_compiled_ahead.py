@@ -162,9 +162,9 @@ def test_cpp_refuses_sizes_that_the_code_does_not_serve(folder: Path, run_progra
 @pytest.mark.parametrize(
     ("x", "what"),
     [
-        (torch.ones(8, 6).double(), r"args[0] is Double[8, 6], the program takes float64 4 6"),
-        (torch.ones(4, 6), "args[0] is Float[4, 6], the program takes float64 4 6"),
-        (torch.ones(4, 6, 1).double(), "args[0] is Double[4, 6, 1], the program takes float64 4 6"),
+        (torch.ones(8, 6).double(), "args[0] is Double[8, 6], this rank takes float64[4, 6]"),
+        (torch.ones(4, 6), "args[0] is Float[4, 6], this rank takes float64[4, 6]"),
+        (torch.ones(4, 6, 1).double(), "args[0] is Double[4, 6, 1], this rank takes float64[4, 6]"),
         (None, "there is no tensor args[0]"),
     ],
     ids=["rows", "dtype", "dims", "missing"],
@@ -175,6 +175,17 @@ def test_cpp_refuses_other_tensors(folder: Path, run_program: Path, tmp_path: Pa
     files = [tmp_path / "store", tmp_path / "in.safetensors", tmp_path / "out.safetensors"]
     ran = subprocess.run([run_program, folder / "step.pt2", "0", *files], env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (2, f"{what}\n")
+
+
+@pytest.mark.distributed
+def test_cpp_refuses_another_shard(folder: Path, run_program: Path, tmp_path: Path) -> None:
+    """A rank's file that holds a whole weight in place of the rank's half."""
+    held = load_file(folder / "apart.pt2.rank-00000.safetensors")
+    assert held["up.weight"].shape == (4, 6)
+    save_file({**held, "up.weight": torch.ones(8, 6).double()}, tmp_path / "held.safetensors")
+    files = [tmp_path / "store", folder / "apart.in.safetensors", tmp_path / "out.safetensors", "--weights", tmp_path / "held.safetensors"]
+    ran = subprocess.run([run_program, folder / "apart.pt2", "0", *files], env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (2, "up.weight is Double[8, 6], this rank takes float64[4, 6]\n")
 
 
 @pytest.mark.slow

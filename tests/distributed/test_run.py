@@ -12,10 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 import fxshard
 from fxshard.cli import main as cli
+from fxshard.ops.random import draw
 from tests.cli import test_run_training
 from tests.cli.test_run import exported, same
 from tests.distributed.fresh import ROOT
@@ -103,6 +107,22 @@ def test_a_profile_of_inductors_code(tmp_path: Path) -> None:
     said = run_scenarios({"run": functools.partial(on_this_rank, "inside", more, tmp_path)}, 2, tmp_path)
     assert not said["run"], said["run"]
     both_steps("".join((tmp_path / f"said{rank}").read_text() for rank in range(2)), program, trace)
+
+
+def with_a_seed_of_its_own(folder: Path) -> None:
+    torch.manual_seed(dist.get_rank() + 5)
+    on_this_rank("inside", (), folder)
+
+
+def test_random_numbers_are_those_of_one_device(tmp_path: Path) -> None:
+    program = fxshard.export(nn.Dropout(0.5), (torch.ones(6, 8),), fxshard.Mesh({"tp": 2}), input_layouts="S(0)")
+    program.save(tmp_path / "inside.pt2")
+    save_file({"args[0]": torch.ones(6, 8)}, tmp_path / "in.safetensors")
+    said = run_scenarios({"run": functools.partial(with_a_seed_of_its_own, tmp_path)}, 2, tmp_path)
+    assert not said["run"], said["run"]
+    torch.manual_seed(0)
+    mask = draw("kept", 0.5, 0, [6, 8], torch.bool, torch.randint(0, 2**62, (), dtype=torch.int64), 0)
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["outputs"], mask * 2.0)
 
 
 def test_a_training_step(tmp_path: Path) -> None:

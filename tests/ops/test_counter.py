@@ -41,6 +41,12 @@ def test_threefry_gives_the_published_words(rounds: int, at: tuple[int, int], ke
         assert tuple(int(w) & MASK for w in counter.keys_of(seed, number)[:, 0]) == result
 
 
+@pytest.mark.parametrize("seed", [0, 1, 77, 2**31, 2**32 - 1, 2**61 + 12345, 2**62 - 1])
+def test_keys_by_tensors_have_the_same_bits(seed: int) -> None:
+    for first, count in ((0, 1), (5, 3), (1000, 2)):
+        assert torch.equal(counter.keys_of_tensor(torch.tensor(seed), first, count), counter.keys_of(seed, first, count))
+
+
 def test_keys_of_several_draws_are_those_of_each() -> None:
     first = (1 << 32) - 2  # the high word of the number changes between these draws
     several = counter.keys_of(77, first, 4)

@@ -1,5 +1,5 @@
-"""What is refused, without compiling anything: programs that compiled code cannot hold, code for another machine, device or program, and
-code that a file holds but nobody asked to run."""
+"""What is refused, compiling nothing but one mask: programs that compiled code cannot hold, code for another machine, device or program,
+and code that a file holds but nobody asked to run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import fxshard
 from fxshard.archive.compiled import BOUNDS, CONDITIONS, CPU_FLAGS, GUARDS, WRITTEN, CompiledCode, CompiledModel, bounds_in_words, describe
 from fxshard.errors import FileError, FxshardError, OptionError, PlanError, RunError, SizesError
+from fxshard.ops.random import draw
 from fxshard.runtime.ahead import compile_ahead, load_ahead
 from fxshard.runtime.ahead.load_ahead import _capability, _check_gpu
 from fxshard.runtime.exported import ExportedProgram
@@ -80,6 +81,32 @@ class Window(nn.Module):
         return flex_attention(x, x, x, block_mask=mask)
 
 
+class Computed(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x]) + y
+
+
+def test_sizes_that_follow_from_others_are_conditions() -> None:
+    """A caller in C++ cannot compute them."""
+    mesh, dims = fxshard.Mesh({"tp": 1}, hardware="cpu"), ({0: "a"}, {0: "b"})
+    made = fxshard.export(Computed(), (torch.zeros(3, 4), torch.zeros(6, 4)), mesh, dynamic_shapes=dims)
+    assert describe(made, ())["fxshard_tensors"].split("\n")[0] == "float32 -2 4"
+    found = bounds_in_words(made, ())[CONDITIONS]
+    assert "follows from other sizes" in found or "==" in found
+
+
+@pytest.mark.distributed
+def test_a_mask_is_drawn_without_python(mesh: DeviceMesh) -> None:
+    """A seed is an input of the code, which computes the keys of the draws from it."""
+    made = fxshard.export(nn.Dropout(0.5), (torch.ones(6, 8),), fxshard.Mesh({"tp": 1}, hardware="cpu"), aot_inductor="cpu")
+    bound = made.bind(mesh, compiler="aot_inductor")
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        mask = draw("kept", 0.5, 0, [6, 8], torch.bool, torch.randint(0, 2**62, (), dtype=torch.int64), 0)
+        torch.manual_seed(seed)
+        assert torch.equal(bound(torch.ones(6, 8)), mask * 2.0)
+
+
 def test_flex_attention_is_refused_by_the_name_that_a_plan_shows() -> None:
     with pytest.raises(OptionError, match=r"fxshard\.flex_attention\.default, which needs Python"):
         fxshard.export(Window(), (torch.zeros(1, 2, 8, 16),), fxshard.Mesh({"tp": 1}, hardware="cpu"), aot_inductor="cuda")
@@ -131,8 +158,8 @@ GUARD = {"condition": "LessThan(Symbol('s', positive=True, integer=True), Intege
 def test_sizes_that_the_code_does_not_serve(mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guard of the compiler in the metadata: other sizes run, as the code would, and these are refused by name, not compiled again."""
     made = program(dynamic_shapes=({0: "b"},))
-    assert bounds_in_words(made) == {BOUNDS: f"1 {2**40} b", CONDITIONS: ""}
-    said = MACHINE | describe(made, ()) | {GUARDS: json.dumps({"guards": [GUARD]})}
+    assert bounds_in_words(made, ()) == {BOUNDS: f"1 {2**40} b", CONDITIONS: ""}
+    said = MACHINE | describe(made, ()) | {GUARDS: json.dumps({"guards": [GUARD]}), BOUNDS: "1 40 b", CONDITIONS: ""}
     coded = replace(made, compiled=CompiledCode({"model": CompiledModel(b"no library", CALLS, said)}, b"none"))
     coded.save(tmp_path / "m.pt2")
     shapes: list[list[tuple[int, ...]]] = []
@@ -152,6 +179,9 @@ def test_sizes_that_the_code_does_not_serve(mesh: DeviceMesh, tmp_path: Path, mo
         assert shapes[-1] == [(4, 4), (4,), (rows, 4), (rows, 0)]
     with pytest.raises(SizesError, match=r"the compiled code takes for granted that b <= 40 \(kernel\.py:7\)"):
         bound(torch.randn(41, 4))
+    for key, lax in ((BOUNDS, f"1 {2**40} b"), (CONDITIONS, "b > 3")):
+        with pytest.raises(FileError, match="bounds and conditions are not those of its guards"):
+            fxshard.load(edited(tmp_path / "m.pt2", CODE + "_metadata.json", lambda said, key=key, lax=lax: {**said, key: lax}))
     for change, what in (
         ({"sizes": [["c", "s", 1]]}, "a guard is a condition on sizes"),
         ({"condition": "1"}, "cannot read the expression"),

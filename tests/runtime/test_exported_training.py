@@ -119,10 +119,12 @@ def test_a_step_at_any_size(tmp_path: Path) -> None:
 def test_the_screen_counts_no_state_as_parameters() -> None:
     model, batches = made()
     held = sum(p.numel() for p in model.parameters())
-    for given, purpose in (({"optimizer": torch.optim.AdamW}, "a training step with its optimizer"), ({}, "forward and backward")):
-        program = fxshard.export(model, batches[0], fxshard.Mesh(MESH), train=True, **given)  # type: ignore[arg-type]
-        line = fxshard.inspect.summary(program).splitlines()[0]
-        assert f" {held:,} parameters in {len(list(model.parameters()))} tensors, {purpose}, " in line, line
+    cases: list[tuple[Any, str]] = [(torch.optim.AdamW, "a training step with its optimizer"), (None, "forward and backward")]
+    for optimizer, purpose in cases:
+        program = fxshard.export(model, batches[0], fxshard.Mesh(MESH), train=True, **({"optimizer": optimizer} if optimizer else {}))
+        said = fxshard.inspect.summary(program)
+        assert f" {held:,} parameters in {len(list(model.parameters()))} tensors, {purpose}, " in said.splitlines()[0]
+        assert ("parameters and state" in said) == (optimizer is not None)
 
 
 def test_gradients_without_an_optimiser(tmp_path: Path) -> None:

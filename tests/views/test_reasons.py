@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -59,15 +60,19 @@ def test_weights_are_gathered_in_their_modules() -> None:
     assert {reason(view(), c).partition(", again")[0] for c in gathered} == {"the weight is kept as S(0), and used whole on dp"}
 
 
-@pytest.mark.parametrize("hardware", ["h100", "cpu"])
-def test_the_screen_says_where_starts_are_shared(hardware: str) -> None:
-    """Only where no collective overlaps with compute, and the objective is a time."""
+def told_of_buckets(hardware: str, word: str, **given: Any) -> str:
     mesh = fxshard.Mesh({"dp": 2}, hardware=hardware)
-    for objective in ("time", "communication"):
-        given = {"parallel": {"dp": "fsdp"}, "objective": objective, "cache": False}
-        plan = fxshard.plan(Net(), (torch.ones(8, 16, 64),), mesh, **given)  # type: ignore[arg-type]
-        told = [row for row in head(view_of(plan)) if row[0] == "buckets"]
-        assert len(told) == ((hardware, objective) == ("cpu", "time"))
+    plan = fxshard.plan(Net(), (torch.ones(8, 16, 64),), mesh, parallel={"dp": word}, cache=False, **given)
+    return dict(head(view_of(plan))).get("buckets", "").partition(" cost ")[0]
+
+
+def test_the_screen_says_where_starts_are_shared() -> None:
+    """Only where no collective overlaps with compute, also if nothing is hidden, and the objective is a time."""
+    assert told_of_buckets("cpu", "fsdp") == "gathers of parameters and reductions of gradients"
+    assert told_of_buckets("cpu", "ddp") == "reductions of gradients"
+    assert told_of_buckets("cpu", "fsdp", train=False) == "gathers of parameters"
+    assert told_of_buckets("cpu", "ddp", train=False) == told_of_buckets("cpu", "fsdp", objective="communication") == ""
+    assert told_of_buckets("h100", "fsdp") == told_of_buckets("h100", "ddp") == ""
 
 
 def test_gradients_are_reduced_for_their_parameters() -> None:

@@ -55,7 +55,7 @@ def compile_ahead(program: ShardedProgram, device: str) -> CompiledCode:
             with group_names(dict(zip(mesh.axis_names, mesh.shape, strict=True))), without_autocast(device):
                 models[name] = _compiled(program, coordinate, torch.device(device))
     if program.sizes:
-        guards = {GUARDS: write_json({"guards": write_guards(program.noted_guards())}), **bounds_in_words(program)}
+        guards = {GUARDS: write_json({"guards": write_guards(program.noted_guards())}), **bounds_in_words(program, program.noted_guards())}
         models = {name: replace(model, metadata={**model.metadata, **guards}) for name, model in models.items()}
     return CompiledCode(models, _built_runner())
 
@@ -76,7 +76,7 @@ def _compiled(program: ShardedProgram, coordinate: tuple[int, ...], device: torc
         add_size_inputs(module, sizes)
         module = in_device_operators(program, module, device, "inductor")
         merge_equal_calls(module)
-        expand_draws(module)
+        expand_draws(module, keys_too=True)
         written = () if sizes else write_in_place(program, module.graph)
         if sizes:
             sizes_as_tensors(module, len(sizes), device)

@@ -58,7 +58,8 @@ def parallelize_module(
         options: those of ``parallelize``.
 
     Raises:
-        OptionError: a plan that is none, styles without an axis. Otherwise as ``parallelize``, possibly at the first call.
+        OptionError: a plan that is none, styles without an axis, a ``src_data_rank`` that an axis lacks. Otherwise as ``parallelize``,
+            possibly at the first call.
     """
     free = dissolve(module) if isinstance(module, nn.Module) else []
     check_call(module, example_args or ())
@@ -67,6 +68,11 @@ def parallelize_module(
         raise OptionError("parallelize_module has no mesh", remedy="pass device_mesh, or call it within `with device_mesh:`")
     check_device_mesh(mesh)
     check_gradient_hooks(module)
+    if example_kwargs is not None and example_args is None:
+        raise OptionError("example_kwargs need example_args", remedy="pass example_args=() beside them")
+    if src_data_rank is not None and not 0 <= src_data_rank < min(mesh.mesh.shape):
+        what = f"there is no rank {src_data_rank} on each axis of a mesh of {' x '.join(map(str, mesh.mesh.shape))}"
+        raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
     by_axis, words = split_plan(parallelize_plan, mesh)
     settings = read_options(Settings, {"parallel": words or None, **options}, "parallelize_module")
     for axis, styles in by_axis.items():
@@ -80,8 +86,6 @@ def parallelize_module(
     free += [p for n, p in module.named_parameters() if n in parts] + distribute_others(module, mesh, source)
     if example_args is not None:
         return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
-    if example_kwargs is not None:
-        raise OptionError("example_kwargs need example_args", remedy="pass example_args=() beside them")
     module.forward = DeferredForward(module, vars(module).get("forward"), free, mesh, settings)
     return module
 

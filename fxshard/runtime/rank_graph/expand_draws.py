@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fxshard._torch_compat.inductor.inductor import inductor_decompositions
 from fxshard._torch_compat.operators import named_arguments
 from fxshard.ops import random
+from fxshard.ops.counter import keys_of_tensor
 
 MASK, DRAW = torch.ops.fxshard.keep_mask.default, torch.ops.fxshard.random_shard.default
 
@@ -28,15 +29,16 @@ def prefer_recompute_of_masks(module: fx.GraphModule) -> None:
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def expand_draws(module: fx.GraphModule) -> int:
-    """Replaces draws of ``module`` by their arithmetic, in place. Returns their number."""
+def expand_draws(module: fx.GraphModule, keys_too: bool = False) -> int:
+    """Replaces draws of ``module`` by their arithmetic, in place. Returns their number. ``keys_too``: also the operator that computes keys,
+    which needs Python."""
     graph = module.graph
     draws = {n: named_arguments(n.target, n.args, n.kwargs) for n in graph.nodes if n.target in (MASK, DRAW) and _can_expand(n)}
     keys: dict[fx.Node, _Keys] = {}
     for node, given in draws.items():
         seed = given["seed"]
         if seed not in keys:
-            keys[seed] = _Keys(graph, seed, [a["call"] for a in draws.values() if a["seed"] is seed], node.meta["val"].device)
+            keys[seed] = _Keys(graph, seed, [a["call"] for a in draws.values() if a["seed"] is seed], node.meta["val"].device, keys_too)
     traced: dict[Any, fx.GraphModule] = {}
     for node, given in draws.items():
         with graph.inserting_before(node):
@@ -64,10 +66,14 @@ def _value(number: int | fx.Node) -> Any:
 class _Keys:
     """The keys of the draws of a graph under one seed, computed together: int32 [2, draws]."""
 
-    def __init__(self, graph: fx.Graph, seed: fx.Node, calls: Sequence[int], device: torch.device) -> None:
-        self.first = min(calls)
+    def __init__(self, graph: fx.Graph, seed: fx.Node, calls: Sequence[int], device: torch.device, expanded: bool) -> None:
+        self.first, count = min(calls), max(calls) - min(calls) + 1
         with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
-            self.words = _call(graph, torch.ops.fxshard.draw_keys.default, seed, self.first, max(calls) - self.first + 1, device)
+            if expanded:
+                traced = _traced(lambda given: (keys_of_tensor(given, self.first, count).to(device),), [seed])
+                (self.words,) = _inlined(graph, traced, [seed])
+                return
+            self.words = _call(graph, torch.ops.fxshard.draw_keys.default, seed, self.first, count, device)
 
     def of(self, graph: fx.Graph, call: int) -> list[fx.Node]:
         """The two words of one draw."""

@@ -1,4 +1,5 @@
-"""Dropout and layer norm at any batch size on two ranks, through Inductor, fully sharded: one device's numbers with the same mask."""
+"""Dropout and layer norm at any batch size and length on two ranks, through Inductor, fully sharded: one device's numbers with the same
+mask."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ P = 0.3
 
 
 class Dropped(nn.Module):
-    """``mask`` [rows, 12]: which elements are kept; drawn if None."""
+    """[rows, length, 8] to a loss. ``mask`` [rows, length, 12]: which elements are kept; drawn if None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,16 +32,15 @@ class Dropped(nn.Module):
 
 
 def even_sizes_then_odd_ones() -> None:
-    counts = (12, 8, 10, 9, 7, 1)
+    sizes = ((12, 5), (8, 5), (10, 7), (9, 7), (7, 4), (1, 3), (5, 1))
     single = Dropped().double()
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    example = (torch.randn(counts[0], 8).double(),)
-    sharded = parallelize(copy.deepcopy(single), example, mesh, parallel={"dp": "fsdp"}, cache=False)
-    for count in counts:
-        x = torch.randn(count, 8, generator=torch.Generator().manual_seed(count)).double()
-        torch.manual_seed(count)
-        mask = draw("kept", P, 0, [count, 12], torch.bool, torch.randint(0, 2**62, (), dtype=torch.int64), 0)
-        torch.manual_seed(count)
+    sharded = parallelize(copy.deepcopy(single), (torch.randn(12, 5, 8).double(),), mesh, parallel={"dp": "fsdp"}, cache=False)
+    for rows, length in sizes:
+        x = torch.randn(rows, length, 8, generator=torch.Generator().manual_seed(rows)).double()
+        torch.manual_seed(rows)
+        mask = draw("kept", P, 0, [rows, length, 12], torch.bool, torch.randint(0, 2**62, (), dtype=torch.int64), 0)
+        torch.manual_seed(rows)
         loss, want = sharded(x), single(x, mask)
         loss.backward()
         want.backward()
@@ -48,7 +48,7 @@ def even_sizes_then_odd_ones() -> None:
         for mine, own in zip(sharded.parameters(), single.parameters(), strict=True):
             torch.testing.assert_close(mine.grad.full_tensor(), own.grad, rtol=1e-9, atol=1e-9)
             mine.grad = own.grad = None
-    assert len(sharded.forward.programs) == 3
+    assert len(sharded.forward.programs) <= 4
 
 
 found, test_two_ranks = two_ranks(even_sizes_then_odd_ones)
