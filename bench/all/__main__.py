@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for cell in _before(end, last, oldest_first(wanted, kept)):
             problems += _measure(cell, kept, chosen.accept)
             write(chosen.results, kept)
-            page.update(chosen.page, kept)
+            page.update(chosen.page, read(chosen.results))  # in the order of the file, as a later run makes the page
     for one in kept.values():
         if one.misses and one.part in chosen.parts:
             print(f"above its goal of {one.goal:g}: {one.part}, {one.cell}: {one.name} {one.value:.4g}")

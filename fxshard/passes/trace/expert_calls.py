@@ -24,10 +24,10 @@ ENTRY = "grouped_mm"
 def expert_calls() -> Iterator[None]:
     """While Dynamo captures a model: replaces transformers' grouped products of experts, if transformers is loaded."""
     table: Any = getattr(sys.modules.get(TABLE), "ALL_EXPERTS_FUNCTIONS", None)
-    if table is None or ENTRY not in table:
+    given: Any = None if table is None or ENTRY not in table else table[ENTRY]
+    if not str(getattr(given, "__module__", None)).startswith("transformers."):  # not loaded, or the user's own function
         yield
         return
-    given = table[ENTRY]
 
     def replaced(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         if self._is_expert_parallel:  # transformers' own sharding: ids are those of a rank, with marks for the others
@@ -40,7 +40,7 @@ def expert_calls() -> Iterator[None]:
         yield
     finally:
         del table[ENTRY]
-        if table.get(ENTRY) is not given:  # it was an entry of the user's
+        if table.get(ENTRY) is not given:  # it was set before, not the table's own
             table[ENTRY] = given
 
 

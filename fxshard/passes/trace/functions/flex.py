@@ -23,8 +23,8 @@ def expand_flex_attention(captured: fx.GraphModule) -> None:
     """Replaces each ``flex_attention`` of a Dynamo graph by ``scaled_dot_product_attention``, if that computes the same, or by
     ``fxshard::flex_attention``.
 
-    Only the function of a block mask is used: its lists of blocks let a kernel skip work, but do not change the result. Raises TraceError
-    for a function that has no aten graph, and for a paged ``varlen_attn``.
+    Only the function of a block mask is used: its lists of blocks let a kernel skip work, and say nothing that the function does not.
+    Raises TraceError for lists without a function, for a function that has no aten graph, and for a paged ``varlen_attn``.
     """
     packed = [n for n in captured.graph.nodes if is_varlen_attention(n.target)]
     for node in packed:
@@ -43,10 +43,19 @@ def _as_one_node(captured: fx.GraphModule, node: fx.Node) -> tuple[Any, tuple[An
     given: list[Any] = [*node.args, (), ()]
     query, key, value, score_mod, mask, scale, _, score_reads, mask_reads = given[:9]
     kind = _mask_kind(_function(captured, mask[-1]))
+    if kind == ALL and _several_blocks(mask):
+        what = "flex_attention has a block mask of lists without a function, and torch's kernels would read the lists"
+        raise TraceError(what, where=source_line(node), remedy="give BlockMask.from_kv_blocks a mask_mod that says what the lists say")
     if kind and _is_identity(_function(captured, score_mod)) and _only_output(node):
         return _scaled_dot_product_attention, (query, key, value, kind == CAUSAL, scale)
     texts = _text(captured, node, score_mod, score_reads, True), _text(captured, node, mask[-1], mask_reads, False)
     return _flex_attention, (query, key, value, list(score_reads), list(mask_reads), *texts, scale)
+
+
+def _several_blocks(mask: Sequence[Any]) -> bool:
+    """Whether the lists of a mask divide queries or keys; without a mask, torch makes one block of everything."""
+    lists = [one.meta.get("example_value") for one in mask if isinstance(one, fx.Node)]
+    return any(isinstance(one, torch.Tensor) and any(size != 1 for size in one.shape[2:]) for one in lists)
 
 
 def _drop_functions(captured: fx.GraphModule) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from fxshard.errors import TraceError
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, TWO, input_gradients, real, simulated
@@ -96,3 +97,23 @@ def test_a_mask_written_the_other_way_round() -> None:
         model.blocks = create_block_mask(function, None, None, S, S, device="cpu")
         graph = trace(model, args)
         assert ("fxshard.sdpa.default" in [str(n.target) for n in graph.module.graph.nodes]) == causal
+
+
+class ByLists(nn.Module):
+    """A block mask of 2 x 2 blocks without a function: the first block of queries reads the first of keys, the second both."""
+
+    def __init__(self, size: int, **mask: Any) -> None:
+        super().__init__()
+        counts, numbers = torch.tensor([[[1, 2]]], dtype=torch.int32), torch.tensor([[[[0, 1], [0, 1]]]], dtype=torch.int32)
+        self.blocks = BlockMask.from_kv_blocks(counts, numbers, BLOCK_SIZE=size, **mask)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, block_mask=self.blocks)
+
+
+def test_lists_without_a_function_are_refused() -> None:
+    """They would be full attention otherwise; with a function that says the same, it is used."""
+    args = tuple(real(1, 1, 32, D, seed=seed) for seed in range(3))
+    with pytest.raises(TraceError, match="a block mask of lists without a function"):
+        trace(ByLists(16), args)
+    trace(ByLists(16, mask_mod=lambda b, h, q, k: q // 16 >= k // 16), args)
