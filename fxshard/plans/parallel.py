@@ -15,7 +15,7 @@ Each says a few layouts, and the solver chooses the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -281,6 +281,9 @@ def _by_name(styles: Mapping[Any, Any]) -> ByName:
             kind = closest(style, STYLES) if isinstance(style, str) else ": torch's styles are applied by fxshard.parallelize_module"
             what = f"{name!r}: {style!r:.60} is not a style of a module's weights{kind}"
             raise OptionError(what, where="parallel", remedy=f"give one of {', '.join(STYLES)}")
+    if free := sorted({style for style in styles.values() if STYLES[style] == (None, None)}):
+        text = "the solver shards what a tp_plan calls %s: these styles say how a module runs, not how its weights are sharded"
+        log.info(text, ", ".join(free))
     return ByName(tuple(styles.items()))
 
 
@@ -289,10 +292,23 @@ def left_whole(parallel: Parallel, mesh: Mesh) -> str:
     return "".join("*" if axis in parallel else "R" for axis in mesh.axis_names)
 
 
+def leading(parallel: Parallel, shapes: Iterable[Shape]) -> Shape:
+    """The shape of the first input with more than one element along each dim that is cut, which a mask [1, 1, s, s] has not; else of the
+    first that is no scalar."""
+    given = [shape for shape in shapes if shape]
+    cuts = [plan.cut for plan in parallel.values() if plan.cut is not None]
+    return next((shape for shape in given if all(dim < len(shape) and shape[dim] != 1 for dim in cuts)), given[0] if given else ())
+
+
 def of_inputs(parallel: Parallel, shapes: Mapping[str, Shape]) -> dict[str, dict[str, Placement]]:
     """The placements of inputs by name and axis, for all axes that have a plan.
 
-    An input is sharded along the dim that an axis cuts if this dim is as long as in the first input, and replicated otherwise.
+    An input is sharded along the dim that an axis cuts if this dim is as long as in the ``leading`` input, and replicated otherwise.
     """
-    first = next((shape for shape in shapes.values() if shape), ())
-    return {name: {axis: plan.value(shape, first) or Replicate() for axis, plan in parallel.items()} for name, shape in shapes.items()}
+    first = leading(parallel, shapes.values())
+    found = {name: {axis: plan.value(shape, first) or Replicate() for axis, plan in parallel.items()} for name, shape in shapes.items()}
+    for axis, plan in parallel.items():
+        if first and plan.cut is not None and all(placed[axis] == Replicate() for placed in found.values()):
+            text = "no input is sharded along %s: %s shards dim %d, as long as in an input of shape %s"
+            log.warning(text, axis, type(plan).__name__, plan.cut, list(first))
+    return found

@@ -162,3 +162,4 @@ def test_a_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(one.value and one.value > 0 and one.low and one.low <= one.value <= (one.high or 0) for one in found.values())
     assert "llama, 32/16, 2 ranks, cpu" in capsys.readouterr().out
     assert "llama, 32/16, 2 ranks, cpu" in text.read_text()
+    assert page.rendered(text.read_text(), read(results)) == text.read_text(), "as a later run makes the page"

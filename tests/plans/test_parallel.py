@@ -16,8 +16,8 @@ from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 import fxshard
 from examples.llama import Llama
 from fxshard import ContextParallel, DataParallel, ExpertParallel, FullyShard, HybridShard, TensorParallel
-from fxshard.errors import FxshardError
-from fxshard.plans.parallel import STYLES
+from fxshard.errors import FxshardError, OptionError
+from fxshard.plans.parallel import STYLES, of_inputs, read_parallel
 
 PLANS: dict[str, tuple[dict[str, int], Any]] = {
     "ddp": ({"dp": 4}, DataParallel()),
@@ -148,6 +148,30 @@ def test_the_tp_plan_of_a_hugging_face_model(caplog: pytest.LogCaptureFixture) -
     assert not [r for r in caplog.records if "matches no module" in r.message]
     out = fxshard.simulate(model, (tokens,), plan).outputs
     torch.testing.assert_close(out.logits, model(tokens).logits.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_mask_before_the_batch_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
+    shapes = {"mask": (1, 1, 6, 6), "tokens": (8, 6), "factor": ()}
+    found = of_inputs({"dp": DataParallel()}, shapes)
+    assert {name: str(placed["dp"]) for name, placed in found.items()} == {"mask": "R", "tokens": "S(0)", "factor": "R"}
+    assert not caplog.records
+    of_inputs({"dp": DataParallel()}, {"tokens": ()})
+    assert not caplog.records
+    of_inputs({"cp": ContextParallel(dim=2)}, {"tokens": (8, 6)})
+    assert "no input is sharded along cp: ContextParallel shards dim 2" in caplog.text
+
+
+@pytest.mark.parametrize("dim", ["0", None, -1, True, 1.0])
+@pytest.mark.parametrize("word", [FullyShard, HybridShard, ContextParallel])
+def test_a_dim_is_a_number_from_0_on(word: Any, dim: Any) -> None:
+    with pytest.raises(OptionError, match=f"{word.__name__} shards along a dim, not "):
+        word(dim=dim)
+
+
+def test_styles_that_say_nothing_of_weights_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fxshard")
+    read_parallel({"tp": {"layers.*.experts": "moe_tp_experts", "lm_head": "colwise"}}, fxshard.Mesh({"tp": 2}))
+    assert "the solver shards what a tp_plan calls moe_tp_experts" in caplog.text
 
 
 def test_every_style_of_transformers_has_an_entry() -> None:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.graph.planning_graph import PlanningGraph, example_shape
-from fxshard.plans.parallel import Parallel, of_inputs
+from fxshard.plans.parallel import Parallel, leading, of_inputs
 
 log = logging.getLogger("fxshard")
 
@@ -43,7 +43,7 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
                 yield AxisCondition(end.node, axis, placement, texts[axis])
             if plan.is_never_whole(end.name, shapes[end.name]):
                 yield AxisCondition(end.node, axis, Replicate(), texts[axis], forbidden=True)
-    first = next((shape for shape in batches.values() if shape), ())
+    first = leading(parallel, batches.values())
     inputs = set(nodes.values())
     for module, calls in graph.returned.items():
         for node in dict.fromkeys(node for call in calls for node in call if node is not None and node not in inputs):
