@@ -17,7 +17,6 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import LayoutError, TraceError
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, producer, source_line
-from fxshard.graph.targets import name_of
 from fxshard.layout.layouts import Layout, normalised_placement
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
@@ -162,15 +161,12 @@ def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpS
 
 
 def kept_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpSpec, ...]:
-    """The ``specs`` of a node that read values which are kept in a layout (``placed``) in it. Raises TraceError if there is none."""
+    """The ``specs`` of a node that read values which are kept in a layout (``placed``) in it, where they can: for another operator
+    the value is redistributed, as eager DTensor does. All of them if no value is kept."""
     sources = [producer(operand)[0] for operand in operands(node)]
     kept = [(i, _wanted(one, mesh)) for i, one in enumerate(sources) if one.target is PLACED and one.args[4:] == (True,)]
     found = tuple(s for s in specs if all(s.inputs[i][axis] == p for i, wanted in kept for axis, p in wanted.items()))
-    if not found:
-        said = " and ".join(dict.fromkeys(str(sources[i].args[1]) for i, _ in kept))
-        what = f"{node.name} ({name_of(node.target)}) cannot read a value in the layout {said}, in which the model keeps it"
-        raise TraceError(what, where=source_line(node), remedy="redistribute to another layout before the operator")
-    return found
+    return found or tuple(specs)
 
 
 def _wanted(node: fx.Node, mesh: Mesh) -> dict[int, Placement]:
