@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fxshard
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.graph.targets import name_of
 from fxshard.mesh.mesh import Mesh
@@ -73,3 +74,12 @@ def ring(spec: OpSpec, query: int) -> bool:
 def plan_of(graph: PlanningGraph, mesh: Mesh, wanted: Callable[[OpSpec, int], bool], seed: int) -> ShardingPlan:
     """A random plan in which attention has one of the ``wanted`` specs."""
     return random_graph_plan(with_attention(annotate(graph, mesh), wanted), seed)
+
+
+def ulysses_plan(length: int, mesh: Mesh, kv_heads: int = 2) -> ShardingPlan:
+    """The solver's plan in which everything around attention is sharded along the sequence, and attention by heads."""
+    model, graph = traced(length, kv_heads)
+    attention = next(n.name for n in graph.nodes if n.op == "call_function" and name_of(n.target).startswith("fxshard.sdpa"))
+    along, whole = "S(1)" + "R" * (mesh.ndim - 1), "R" * mesh.ndim
+    pins = dict.fromkeys(("args[0]", "wo", "wq", "wk", "wv", "wo.inputs"), along) | {f"w{one}.weight": whole for one in "qkvo"}
+    return fxshard.plan(model, inputs(length), mesh, pins={**pins, attention: (along, along)}, output_layouts=whole, cache=False)

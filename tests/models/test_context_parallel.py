@@ -18,7 +18,7 @@ from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.simulate.simulate import Simulation, simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_device
-from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced
+from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced, ulysses_plan
 
 MESHES = ({"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2})
 LENGTHS = (48, 7, 3)
@@ -47,6 +47,18 @@ def test_sharded_queries_and_whole_keys(mesh: dict[str, int], length: int) -> No
         for module in program.modules.values():
             values = [n.meta.get("val") for n in module.graph.nodes]
             assert not [v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.bool and v.ndim > 1], "a dense mask"
+
+
+@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if 4 % mesh["a"] == 0], ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_ulysses(mesh: dict[str, int], length: int) -> None:
+    """Queries, keys and values change from the sequence to heads by all-to-all, and the result back, uneven and empty shards too. (Four
+    heads on three ranks are gathered, which is cheaper.)"""
+    kv_heads = 4 if mesh["a"] > 2 else 2
+    plan = ulysses_plan(length, Mesh(mesh), kv_heads)
+    exchanged = [c for c in plan.collectives if c.kind == "all_to_all"]
+    assert len(exchanged) >= 2 and {c.axis for c in exchanged} == {"a"}
+    simulated(lower_plan(traced(length, kv_heads)[1], plan), length, kv_heads)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

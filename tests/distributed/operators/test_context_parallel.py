@@ -16,7 +16,7 @@ from fxshard.plans.plan_data import OpSpec
 from fxshard.runtime.ranks.record import record_collectives
 from tests.distributed.scenarios import two_ranks
 from tests.distributed.sizes.test_any_size import same, step
-from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced
+from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced, ulysses_plan
 
 pytestmark = pytest.mark.distributed
 
@@ -37,6 +37,18 @@ def gathered_keys() -> None:
 
 def gathered_keys_compiled_uneven() -> None:
     _planned(gathered, 7, "inductor")
+
+
+def ulysses() -> None:
+    for length in (12, 7):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        model = traced(length)[0]
+        given: Any = {"plan": ulysses_plan(length, fxshard.Mesh({"a": 2})), "compiler": "eager", "cache": False}
+        sharded = fxshard.parallelize(copy.deepcopy(model), inputs(length), mesh, **given)
+        same(sharded, copy.deepcopy(model), inputs(length))
+        with record_collectives() as issued:
+            step(sharded, inputs(length))
+        assert sum("all_to_all" in one.kind for one in issued) >= 2
 
 
 def ring_of_two() -> None:
@@ -75,6 +87,7 @@ def any_length() -> None:
 found, test_two_ranks = two_ranks(
     gathered_keys,
     gathered_keys_compiled_uneven,
+    ulysses,
     ring_of_two,
     ring_of_two_compiled_uneven,
     any_length,
