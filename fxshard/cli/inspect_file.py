@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fxshard.cli.console.commands import add_command
 from fxshard.cli.html_report import add_html, check_html, write_file_report
@@ -58,7 +58,8 @@ class Stored:
             return None
         said, beside = self._archived.program, self._archived.compiled
         if said["mesh"] != self.view.fields["mesh"]:
-            self.refuse()
+            self.check()
+            raise FileError("the program and its plan are for different meshes", where=self.path, remedy=REMAKE)
         return {**stored_program(said), **beside}
 
     @cached_property
@@ -70,10 +71,9 @@ class Stored:
 
         return archive.load(self.path)
 
-    def refuse(self) -> NoReturn:
-        """Raises what the strict reader says of the file, or FileError."""
-        made = self.loaded
-        raise FileError(f"{type(made).__name__} cannot be shown: its entries contradict one another", where=self.path, remedy=REMAKE)
+    def check(self) -> None:
+        """Reads the file as strictly as ``fxshard.load``; raises FileError, which says what is wrong, and where."""
+        assert self.loaded is not None
 
     @cached_property
     def plan(self) -> ShardingPlan:
@@ -164,7 +164,8 @@ def inspect_file(options: argparse.Namespace) -> None:
             else:
                 text = "\n\n".join(part.text() for part in parts) if parts else _screen(file)
     except DAMAGE:
-        file.refuse()
+        file.check()
+        raise  # nothing is wrong with the file
     print(printable(text))
 
 
