@@ -17,6 +17,9 @@ from fxshard.errors import printable
 WIDTH = 110
 """Characters in a line."""
 
+MAX_CELL = 2_000
+"""Characters of a cell where nothing else limits it: a table is as wide as its longest cell, and has as many lines as a file says."""
+
 GAP, MARK = 2, "..."
 PADDING = 2
 """Characters that tabulate leaves beside a header."""
@@ -103,7 +106,7 @@ def in_short(line: str) -> str:
 
 def _cell(header: str, value: object) -> str:
     text = "" if value is None else str(value)
-    return in_short(text) if header in FILES else text
+    return shorten(in_short(text) if header in FILES else text, MAX_CELL)
 
 
 def _telling(texts: Sequence[Sequence[str]], headers: Sequence[str]) -> tuple[list[int], str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import hypothesis.strategies as st
 from expecttest import assert_expected_inline
 from hypothesis import given
 
-from fxshard.text_table import _short_line, fitted, in_short, labelled, listed, shorten
+from fxshard.text_table import MAX_CELL, _short_line, fitted, in_short, labelled, listed, shorten
 
 words = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=90)
 
@@ -63,3 +65,9 @@ def test_helpers() -> None:
 def test_a_number_keeps_its_unit_when_lines_are_wrapped() -> None:
     lines = labelled([("memory", "activation 12.9 MB, input 16.4 KB, output 4 bytes")], 33).splitlines()
     assert [line.strip() for line in lines] == ["memory  activation 12.9 MB, input", "16.4 KB, output 4 bytes"]
+
+
+def test_one_long_cell_does_not_widen_all_lines_without_end() -> None:
+    """In a pipe nothing is cut to the terminal's width, but a file may hold a name of a megabyte and thousands of lines."""
+    rows = [("n" * 10**6, "x"), *((str(number), "y") for number in range(1000))]
+    assert max(map(len, fitted(rows, ("name", "what"), width=sys.maxsize).splitlines())) < 2 * MAX_CELL

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from fxshard.byte_sizes import exact_size, size_text
 from fxshard.errors import OptionError, closest
-from fxshard.text_table import fitted, labelled
+from fxshard.text_table import MAX_CELL, fitted, labelled, shorten
 from fxshard.views.plan_view import Collective, Fields, PlanView, Where
 from fxshard.views.reasons import reason, where
 from fxshard.views.screen import limit_rows, whole_bytes
@@ -121,4 +121,5 @@ def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
     kept = [i for i, header in enumerate(headers) if header not in ("count", "us")]
     right = ("bytes", "whole", "per device")
     align = ["right" if header in right else "left" if i in kept else "decimal" for i, header in enumerate(headers)]
-    return tabulate(rows, headers=headers, disable_numparse=kept, colalign=align if rows else None)
+    cells = [[shorten(one, MAX_CELL) if isinstance(one, str) else one for one in row] for row in rows]
+    return tabulate(cells, headers=headers, disable_numparse=kept, colalign=align if rows else None)
