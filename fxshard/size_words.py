@@ -116,7 +116,8 @@ def _called(name: str, parts: Sequence[_Part]) -> _Part:
         return _Part(text=first + "".join(f" - {said[1:]}" if said[0] == "-" else f" + {said}" for said in rest))
     if name == "Mul":
         number = math.prod((part.number for part in parts), start=Fraction(1))
-        return _Part(number, tuple(one for part in parts for one in part.as_factors))
+        factors = (one for part in parts for one in part.as_factors)
+        return _Part(number, tuple(sorted(factors, key=lambda one: (one[0].startswith("("), one[0]))))
     if name in ("Pow", "PowByNatural", "FloatPow"):
         return _powered(*parts)
     if name in _LOGIC:

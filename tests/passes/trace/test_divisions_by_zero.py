@@ -36,7 +36,7 @@ def test_a_deviation_of_one_row(function: Callable[[Tensor], Tensor], example: i
     ("function", "said"),
     [
         (lambda y: y * (1 / (y.shape[0] - 1)), r"has no value at n=1: .*[\s\S]*zero\.py"),
-        (lambda y: y * (2.0 / (y.shape[0] - 1)), r"Ne\(n - 1, 0\) .*zero\.py"),
+        (lambda y: y * (2.0 / (y.shape[0] - 1)), r"n - 1 != 0 .*zero\.py"),
     ],
     ids=["integers", "floats"],
 )

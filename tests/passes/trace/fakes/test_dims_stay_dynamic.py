@@ -49,5 +49,5 @@ def test_one_plan_at_other_sizes(name: str) -> None:
 
 def test_the_error_names_the_line_that_fixes_a_dim() -> None:
     model = Applied(lambda x: x * torch.linspace(0, 1, x.shape[0], dtype=x.dtype)[:, None] if x.shape[0] > 1 else x)
-    with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(rows, 6\) .*test_dims_stay_dynamic.py"):
+    with pytest.raises(StaticDimError, match=r"takes for granted that rows == 6 .*test_dims_stay_dynamic.py"):
         fxshard.plan(model, (torch.randn(6, 8, dtype=torch.float64),), MESH, dynamic_shapes={"x": {0: "rows"}}, train=False)

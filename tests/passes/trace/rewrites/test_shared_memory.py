@@ -121,14 +121,14 @@ def test_a_file_names_the_line() -> None:
     for shape in ((3, 5, 4), (2, 2, 4)):
         found = fxshard.simulate(program, inputs(*shape), weights=dict(model.named_parameters())).outputs
         torch.testing.assert_close(found, model(*inputs(*shape)).detach())
-    with pytest.raises(SizesError, match=r"Ne\(b, 1\) \(.*test_shared_memory.py:\d+ \(memory that an in-place write shares"):
+    with pytest.raises(SizesError, match=r"b != 1 \(.*test_shared_memory.py:\d+ \(memory that an in-place write shares"):
         fxshard.simulate(program, inputs(1, 5, 4))
 
 
 def test_an_example_of_one_row_fixes_the_dim() -> None:
-    with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 1\).*test_shared_memory.py"):
+    with pytest.raises(StaticDimError, match=r"takes for granted that b == 1.*test_shared_memory.py"):
         guards(residual, batch=1)
-    with pytest.raises(StaticDimError, match=r"takes for granted that Eq\(b, 5\).*test_shared_memory.py"):
+    with pytest.raises(StaticDimError, match=r"takes for granted that b == 5.*test_shared_memory.py"):
         guards(swapped, batch=5, length=5)
 
 
