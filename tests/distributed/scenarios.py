@@ -51,19 +51,24 @@ def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, s
     return {name: _said(name, world, folder) for name in scenarios}
 
 
-def two_ranks(*scenarios: Scenario) -> tuple[Any, Any]:
-    """Makes the fixture and the test of a module: ``found, test_two_ranks = two_ranks(...)``. Each scenario is one test case."""
+def on_ranks(world: int, *scenarios: Scenario) -> tuple[Any, Any]:
+    """Makes the fixture and the test of a module: ``found, test_four_ranks = on_ranks(4, ...)``. Each scenario is one test case."""
     named = {scenario.__name__: scenario for scenario in scenarios}
 
     @pytest.fixture(scope="module")
     def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-        return run_scenarios(named, 2, tmp_path_factory.mktemp("ranks"))
+        return run_scenarios(named, world, tmp_path_factory.mktemp("ranks"))
 
     @pytest.mark.parametrize("name", named)
-    def test_two_ranks(name: str, found: dict[str, str]) -> None:
+    def test_ranks(name: str, found: dict[str, str]) -> None:
         assert not found[name], found[name]
 
-    return found, test_two_ranks
+    return found, test_ranks
+
+
+def two_ranks(*scenarios: Scenario) -> tuple[Any, Any]:
+    """``on_ranks`` with two."""
+    return on_ranks(2, *scenarios)
 
 
 def run_command(body: Callable[[], int], folder: Path, seconds: float = 300.0) -> tuple[int | None, str, str]:

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import fxshard
 from tests.distributed.module.test_styles import LINEAR, ColumnsThenRows, Decoder, equal, made, train, two_layers, whole
-from tests.distributed.scenarios import run_scenarios
+from tests.distributed.scenarios import on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -107,16 +107,6 @@ def a_measured_step() -> None:
     assert all(measured.communicating(axis) > 0 for axis in want)
 
 
-SCENARIOS = {
-    one.__name__: one for one in (wildcards_of_each_kind, a_part_of_the_mesh, a_users_style, fsdp_over_tensor_parallelism, a_measured_step)
-}
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios(SCENARIOS, 4, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_four_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_four_ranks = on_ranks(
+    4, wildcards_of_each_kind, a_part_of_the_mesh, a_users_style, fsdp_over_tensor_parallelism, a_measured_step
+)

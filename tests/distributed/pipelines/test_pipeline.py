@@ -25,7 +25,7 @@ import fxshard
 from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.pipelines.stage import ShardedStage
 from fxshard.runtime.ranks.record import record_collectives
-from tests.distributed.scenarios import run_scenarios
+from tests.distributed.scenarios import on_ranks
 from tests.pipelines.test_split import Net
 
 pytestmark = pytest.mark.distributed
@@ -162,14 +162,4 @@ def a_stage_fails() -> None:
         fxshard.pipeline(Logits(), (torch.randint(0, 11, (2, 5)),), device_mesh, microbatches=4, compiler="eager")
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (fully_sharded, interleaved, tensor_parallel, refused, a_stage_fails)}
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios(SCENARIOS, 4, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_four_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_four_ranks = on_ranks(4, fully_sharded, interleaved, tensor_parallel, refused, a_stage_fails)
