@@ -96,7 +96,8 @@ def start(fault: Fault, folder: Path) -> dict[int, Survivor]:
     while time.monotonic() < until and any(process.is_alive() for process in survivors):
         time.sleep(0.05)
     for process in ranks:
-        process.kill()
+        if process.is_alive():  # the number of one that has ended may be another process's by now
+            process.kill()
     found = {rank: folder / f"{rank}.pt" for rank in range(fault.world)}
     return {rank: Survivor(*torch.load(path)) for rank, path in found.items() if path.exists()}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
@@ -48,7 +50,7 @@ def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, s
     for process in processes:
         if process.is_alive():
             process.kill()
-    return {name: _said(name, world, folder) for name in scenarios}
+    return {name: _said(name, [process.exitcode for process in processes], folder) for name in scenarios}
 
 
 def on_ranks(world: int, *scenarios: Scenario) -> tuple[Any, Any]:
@@ -90,18 +92,25 @@ def _command(body: Callable[[], int], folder: str) -> None:
     os._exit(code)
 
 
-def _said(name: str, world: int, folder: Path) -> str:
-    for rank in range(world):
-        path = folder / f"{name}.{rank}"
-        if not path.exists():
-            return f"rank {rank} did not finish {name}"
-        if path.read_text():
-            return f"rank {rank}: {path.read_text()}"
-    return ""
+def _said(name: str, exit_codes: Sequence[int | None], folder: Path) -> str:
+    """What the ranks say of one scenario: first of all how a rank died, which the others can only suspect."""
+    finished = {rank: folder / f"{name}.{rank}" for rank in range(len(exit_codes))}
+    said = [_death(rank, exit_codes[rank], folder) for rank, path in finished.items() if not path.exists()]
+    said += [f"rank {rank}: {path.read_text()}" for rank, path in finished.items() if path.exists() and path.read_text()]
+    return "\n".join(said)
+
+
+def _death(rank: int, exit_code: int | None, folder: Path) -> str:
+    how = "still ran, or was stopped after its time" if exit_code is None else f"ended with exit code {exit_code}"
+    if exit_code is not None and exit_code < 0:
+        how = f"was ended by {signal.Signals(-exit_code).name}"
+    stack = folder / f"{rank}.stack"
+    return f"rank {rank} did not finish; it {how}\n{stack.read_text() if stack.exists() else ''}"
 
 
 def _process(scenarios: dict[str, Scenario], rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable(os.open(Path(folder, f"{rank}.stack"), os.O_WRONLY | os.O_CREAT))
     store = _store(rank, Path(folder))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     for name, scenario in scenarios.items():
