@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -61,7 +61,7 @@ Run = Callable[[Case, nn.Module, Any, Any], Trained]
 def check(case: Case, run: Run) -> None:
     """Checks that ``run`` trains as one device does.
 
-        Some parameters start at zero and have gradients that are zero in exact arithmetic, such as the bias of keys in attention. What
+    Some parameters start at zero and have gradients that are zero in exact arithmetic, such as the bias of keys in attention. What
     rounding leaves in them may be as large as five roundings of the whole update.
     """
     model, args, kwargs = zoo.make(case.model, case.dtype)
@@ -87,8 +87,13 @@ def one_device(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     return _train(case, model, lambda: model(*args, **kwargs))
 
 
-def plan_of(case: Case, graph: PlanningGraph) -> ShardingPlan:
-    mesh = parse_mesh(case.mesh, "h100")
+@functools.cache
+def traced(model: str, dtype: torch.dtype) -> PlanningGraph:
+    return trace(*zoo.make(model, dtype))
+
+
+def plan_of(case: Case) -> ShardingPlan:
+    graph, mesh = traced(case.model, case.dtype), parse_mesh(case.mesh, "h100")
     if case.seed is not None:
         return random_graph_plan(annotate(graph, mesh), case.seed, whole_outputs=True, frugal=case.frugal)
     return plan_graph(graph, mesh, Request(output_layouts="R" * mesh.ndim, **case.request))
@@ -96,8 +101,7 @@ def plan_of(case: Case, graph: PlanningGraph) -> ShardingPlan:
 
 def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     """Trains with all ranks in this process; the tangents are the gradients of ``objective``."""
-    graph = trace(model, args, kwargs)
-    program = lower_plan(graph, plan_of(case, graph))
+    program = lower_plan(traced(case.model, case.dtype), plan_of(case))
     with torch.no_grad():
         outputs = tree_leaves(copy.deepcopy(model)(*args, **kwargs))
     tangents = [torch.full_like(o, len(outputs) == 1 or o.ndim == 0) for o in outputs]
@@ -113,12 +117,9 @@ def simulated(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
     return Trained(losses, {n: p.detach() for n, p in model.named_parameters()})
 
 
-def on_ranks(case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
-    """Trains as one of the ranks, and checks that it issues the program's collectives one for one. Rank 0 plans for all."""
-    mesh = parse_mesh(case.mesh)
-    found = [plan_of(case, trace(model, args, kwargs)).to_json() if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(found)
-    plan = ShardingPlan.from_json(found[0])
+def on_ranks(plan_json: str, case: Case, model: nn.Module, args: Any, kwargs: Any) -> Trained:
+    """Trains with a plan as one of the ranks, and checks that it issues the program's collectives one for one."""
+    mesh, plan = parse_mesh(case.mesh), ShardingPlan.from_json(plan_json)
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axis_names)
     parallelize(model, args, device_mesh, plan, example_kwargs=kwargs, compiler=case.compiler)
     with record_collectives() as issued:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from tests.distributed.scenarios import run_scenarios
-from tests.distributed.training import Case, check, on_ranks, simulated
+from tests.distributed.training import Case, check, on_ranks, plan_of, simulated
 
 pytestmark = pytest.mark.distributed
 
@@ -68,15 +68,20 @@ SWEEP = {
 }
 
 
-def on_this_rank(case: Case) -> None:
-    check(case, on_ranks)
+def on_this_rank(case: Case, plan_json: str) -> None:
+    check(case, functools.partial(on_ranks, plan_json))
+
+
+def scenario(case: Case) -> functools.partial[None]:
+    """Trains ``case`` on each rank, with the plan of this process."""
+    return functools.partial(on_this_rank, case, plan_of(case).to_json())
 
 
 @pytest.fixture(scope="module", params=(2, 4))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The error text of each case at one number of ranks, empty if it passed."""
     cases = {2: TWO, 4: FOUR}[request.param]
-    scenarios = {name: functools.partial(on_this_rank, case) for name, case in cases.items()}
+    scenarios = {name: scenario(case) for name, case in cases.items()}
     folder: Path = tmp_path_factory.mktemp("ranks")
     return {f"{request.param}-{name}": said for name, said in run_scenarios(scenarios, request.param, folder, seconds=900).items()}
 
@@ -100,5 +105,5 @@ def test_simulated(case: Case) -> None:
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in SWEEP.items() for name in cases])
 def test_sweep(world: int, name: str, tmp_path: Path) -> None:
     """Every model with its batch sharded, through Inductor, three steps."""
-    said = run_scenarios({name: functools.partial(on_this_rank, SWEEP[world][name])}, world, tmp_path, seconds=900)
+    said = run_scenarios({name: scenario(SWEEP[world][name])}, world, tmp_path, seconds=900)
     assert not said[name], said[name]
