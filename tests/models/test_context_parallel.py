@@ -19,6 +19,7 @@ from fxshard.runtime.simulate.simulate import Simulation, simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_device
 from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced, ulysses_plan
+from tests.slices import diagonal
 
 MESHES = ({"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2})
 LENGTHS = (48, 7, 3)
@@ -37,8 +38,7 @@ def simulated(program: ShardedProgram, length: int, kv_heads: int = 2, causal: b
     return result
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("mesh", "length"), diagonal(MESHES, LENGTHS))
 def test_sharded_queries_and_whole_keys(mesh: dict[str, int], length: int) -> None:
     _, graph = traced(length)
     for seed in range(2):
@@ -49,8 +49,7 @@ def test_sharded_queries_and_whole_keys(mesh: dict[str, int], length: int) -> No
             assert not [v for v in values if isinstance(v, torch.Tensor) and v.dtype == torch.bool and v.ndim > 1], "a dense mask"
 
 
-@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if 4 % mesh["a"] == 0], ids=str)
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("mesh", "length"), diagonal([mesh for mesh in MESHES if 4 % mesh["a"] == 0], LENGTHS))
 def test_ulysses(mesh: dict[str, int], length: int) -> None:
     """Queries, keys and values change from the sequence to heads by all-to-all, and the result back, uneven and empty shards too. (Four
     heads on three ranks are gathered, which is cheaper.)"""
@@ -61,9 +60,7 @@ def test_ulysses(mesh: dict[str, int], length: int) -> None:
     simulated(lower_plan(traced(length, kv_heads)[1], plan), length, kv_heads)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("mesh", "length", "causal"), diagonal(MESHES, LENGTHS, [True, False]))
 def test_ring(mesh: dict[str, int], length: int, causal: bool) -> None:
     """Of the ranks of a mesh of two axes, some may have no batch, and pass keys all the same."""
     _, graph = traced(length, 2, causal)

@@ -19,6 +19,7 @@ from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 from tests.capacity import ByEinsum, ByIndex, ByScatter
+from tests.slices import diagonal
 
 FORMS = (ByEinsum, ByScatter, ByIndex)
 
@@ -40,16 +41,14 @@ def check(plan: fxshard.ShardingPlan, *key: Any) -> None:
     assert [(c.kind, c.axis, c.shape) for c in found.collectives] == [(c.kind, c.axis, c.shape) for c in program.collectives]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("mesh", ["ep=2", "ep=4", "dp=2,ep=2"])
+@pytest.mark.parametrize(("form", "mesh"), diagonal(FORMS, ["ep=2", "ep=4", "dp=2,ep=2"]))
 def test_plans_equal_one_device(form: type[Any], mesh: str) -> None:
     check(plan_graph(prepared(form)[1], mesh_of(mesh), Request()), form)
     for seed in range(3):
         check(random_graph_plan(annotate(prepared(form)[1], mesh_of(mesh)), seed), form)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("mesh", ["ep=2", "ep=4", "dp=2,ep=2"])
+@pytest.mark.parametrize(("form", "mesh"), diagonal(FORMS, ["dp=2,ep=2", "ep=2", "ep=4"]))
 def test_uneven_experts_groups_and_tokens(form: type[Any], mesh: str) -> None:
     key = (form, 5, 3, 11)
     for seed in range(2):

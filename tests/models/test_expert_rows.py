@@ -9,19 +9,19 @@ from expert_rows import ROWS, check, least_sent, prepared
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.plans.plan_data import EXPERT_IMBALANCE
 from fxshard.testing.random_plan import random_graph_plan
+from tests.slices import diagonal
 
 
-@pytest.mark.parametrize("experts, tokens", [(4, 8), (5, 7), (3, 2)])
-@pytest.mark.parametrize("mesh", ["ep=2", "ep=4", "ep=3"])
-def test_rows_travel(experts: int, tokens: int, mesh: str) -> None:
+@pytest.mark.parametrize(("mesh", "sizes"), diagonal(["ep=2", "ep=4", "ep=3"], [(4, 8), (5, 7), (3, 2)]))
+def test_rows_travel(mesh: str, sizes: tuple[int, int]) -> None:
     """Uneven experts and tokens, ranks without experts, and ranks without tokens included."""
+    experts, tokens = sizes
     annotated = annotate(prepared(experts, tokens)[1], mesh_of(mesh))
     plans = (random_graph_plan(annotated, seed) for seed in range(20))
     check(next(p for p in plans if any(c.kind == "dispatch" for c in p.collectives)), experts, tokens)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("mesh", ["ep=2", "ep=4", "dp=2,ep=2"])
+@pytest.mark.parametrize(("mesh", "seed"), diagonal(["ep=2", "ep=4", "dp=2,ep=2"], range(6)))
 def test_random_plans_equal_one_device(mesh: str, seed: int) -> None:
     check(random_graph_plan(annotate(prepared(5, 7)[1], mesh_of(mesh)), seed), 5, 7)
 

@@ -23,6 +23,7 @@ from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
 from tests.plans.small_plans import by_hand
+from tests.slices import diagonal
 
 
 @lru_cache(maxsize=2)
@@ -61,15 +62,12 @@ def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts:
     assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", (4, 128, 512))] * 8
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=4", "dp=2,tp=2"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "mesh"), diagonal([*MODELS], ["tp=2", "tp=4", "dp=2,tp=2"]))
 def test_the_solvers_plan_equals_one_device(name: str, mesh: str) -> None:
     check(name, plan_graph(prepared(name)[1], mesh_of(mesh), Request()))
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "dp=2,tp=2"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "mesh", "seed"), diagonal([*MODELS], ["tp=3", "dp=2,tp=2", "tp=2"], range(4)))
 def test_random_plans_equal_one_device(name: str, mesh: str, seed: int) -> None:
     check(name, random_graph_plan(annotate(prepared(name)[1], mesh_of(mesh)), seed))
 

@@ -20,12 +20,15 @@ from fxshard.runtime.simulate.values import program_values
 from fxshard.shapes import dynamic_dims
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
+from tests.slices import diagonal
 
 PINS = {"packed.*": "RS(0:packed)", "packed": "S(0)S(2:packed)"}
 """The weight, and the result of the projection, by batch and by heads."""
 
 
-@pytest.mark.parametrize("name", ["split", "fewer pairs, slices", "view", "odd gate and up"])
+@pytest.mark.parametrize(
+    "name", ["fewer pairs, slices", "odd gate and up", *(pytest.param(n, marks=pytest.mark.slow) for n in ("split", "view"))]
+)
 def test_one_program_serves_odd_sizes(name: str) -> None:
     """The batch is uneven, or shorter than the mesh, while the weight is packed."""
     model, x = made(name)
@@ -86,8 +89,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=4"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("kind", "mesh"), diagonal([*MODELS], ["tp=4", "tp=2"]))
 def test_models_of_transformers(kind: str, mesh: str) -> None:
     """Four ranks share two heads of keys and values, so that shards are uneven."""
     torch.manual_seed(0)

@@ -23,6 +23,7 @@ from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
+from tests.slices import diagonal
 
 
 class Apply(nn.Module):
@@ -66,8 +67,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("axes", [{"a": 4}, {"a": 2, "b": 3}], ids=["a=4", "a=2,b=3"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "axes"), diagonal([*CASES], [{"a": 4}, {"a": 2, "b": 3}]))
 def test_every_spec_of_every_node(name: str, axes: dict[str, int]) -> None:
     """On two axes these are too many, so random plans are tested. Floating-point inputs have gradients."""
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from fxshard.testing.random_plan import random_graph_plan
+from tests.slices import diagonal
 
 
 class Twice(nn.Module):
@@ -28,13 +29,12 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).double()
 
 
-@pytest.mark.parametrize("make", [Twice, perceptron])
-@pytest.mark.parametrize(("mesh", "rows"), [({"a": 3}, 2), ({"a": 3}, 4), ({"a": 2, "b": 3}, 2)])
+@pytest.mark.parametrize(("make", "mesh", "rows"), diagonal([Twice, perceptron], [{"a": 3}, {"a": 2, "b": 3}], [2, 4]))
 def test_frugal_plans_equal_one_device(make: Callable[[], nn.Module], mesh: dict[str, int], rows: int) -> None:
     model, x = make(), torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
     graph = trace(model, (x,))
     annotated = annotate(graph, Mesh(mesh))
     want = one_device(copy.deepcopy(model), (x,), {})
-    for seed in range(8):
+    for seed in range(6):
         program = lower_plan(graph, random_graph_plan(annotated, seed, frugal=True))
         assert_equal_to_one_device(simulate_program(program, program_values(program, model, (x,))), want)
