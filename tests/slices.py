@@ -20,3 +20,9 @@ def diagonal(*lists: Sequence[Any]) -> list[Any]:
 def _case(values: Sequence[Any], kept: bool) -> Any:
     name = "-".join(getattr(value, "__name__", str(value)) for value in values)
     return pytest.param(*values, id=name, marks=[] if kept else [pytest.mark.slow])
+
+
+def few(count: int, cases: Sequence[Any]) -> list[Any]:
+    """``cases`` of one argument, for ``parametrize``. The suite runs ``count`` of them, spread over the list; the rest is slow."""
+    kept = {i * len(cases) // count for i in range(count)}
+    return [_case([case], i in kept) for i, case in enumerate(cases)]

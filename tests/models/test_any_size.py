@@ -27,7 +27,11 @@ def always(batch: int, seq: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+ODD = ("gpt2", "cnn", "vit")
+"""Run at odd sizes below, or like one that is."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in ODD else []) for name in DYNAMIC])
 def test_even_sizes_by_one_program(name: str) -> None:
     model, graph, call = traced(name, 4, 8, uneven=False)
     (program,) = programs(graph, "a=2", [])

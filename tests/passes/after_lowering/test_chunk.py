@@ -125,7 +125,7 @@ def test_cuts_that_save_nothing_are_not_made(hardware: str | Hardware) -> None:
     assert effect.collectives[0] == effect.collectives[1] and effect.after == effect.before
 
 
-@pytest.mark.parametrize("mesh", ["a=3", "a=2,b=2"])
+@pytest.mark.parametrize("mesh", [pytest.param("a=3", marks=pytest.mark.slow), "a=2,b=2"])
 def test_a_llama(mesh: str) -> None:
     """Without latency and with full overlap many collectives are worth cutting. Results equal those of one device."""
     _, graph, _ = prepared("llama")

@@ -61,7 +61,11 @@ class Loss(nn.Module):
         return F.cross_entropy(self.head(self.inner(x + self.table(target))), target)
 
 
-@pytest.mark.parametrize("name", MODULES)
+RELATED = ("without a weight", "rms norm", "log softmax", "max pool", "gated", "cosine")
+"""Much like others; not in the suite."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in RELATED else []) for name in MODULES])
 def test_a_batch_of_any_size_is_sharded(name: str) -> None:
     model, call = Loss(MODULES[name]()), (torch.randn(9, 8), torch.randint(0, 3, (9,)))
     batch = {"args[0]": {0: "batch"}, "args[1]": {0: "batch"}}

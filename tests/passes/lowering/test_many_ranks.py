@@ -41,7 +41,12 @@ GRAPHS = ("perceptron", "flattened")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2, 3))])
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [("perceptron", LINE), ("flattened", LINE), ("flattened", SMALL), *(pytest.param(name, PLANE, marks=SLOW) for name in GRAPHS)],
+    [
+        ("perceptron", LINE),
+        ("flattened", SMALL),
+        pytest.param("flattened", LINE, marks=SLOW),
+        *(pytest.param(name, PLANE, marks=SLOW) for name in GRAPHS),
+    ],
     ids=str,
 )
 def test_equal_to_one_device(name: str, mesh: tuple[tuple[str, int], ...], seed: int) -> None:

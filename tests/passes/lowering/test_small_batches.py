@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import fxshard
 from fxshard.mesh.mesh import Mesh
+from tests.slices import diagonal
 
 
 class Net(nn.Module):
@@ -22,8 +23,7 @@ class Net(nn.Module):
         return y, F.cross_entropy(y, ids, reduction="sum")
 
 
-@pytest.mark.parametrize("mesh", [Mesh({"a": 4}), Mesh({"a": 2, "b": 2})], ids=str)
-@pytest.mark.parametrize("rows", [0, 1, 2, 3])
+@pytest.mark.parametrize(("rows", "mesh"), diagonal([0, 1, 2, 3], [Mesh({"a": 4}), Mesh({"a": 2, "b": 2})]))
 def test_fewer_rows_than_ranks(rows: int, mesh: Mesh) -> None:
     """Outputs and gradients equal those of one device. The output is returned sharded like the input."""
     torch.manual_seed(rows)

@@ -65,7 +65,7 @@ def test_the_states_of_least_cost_are_on_the_host() -> None:
         assert sum(one.cost for one in plan.offloaded) == pytest.approx(min(costs))
 
 
-@pytest.mark.parametrize(("part", "kinds"), [(0.6, True), (0.8, True), (0.8, "optimizer")])
+@pytest.mark.parametrize(("part", "kinds"), [(0.6, True), pytest.param(0.8, True, marks=pytest.mark.slow), (0.8, "optimizer")])
 def test_the_optimum_over_all_states_of_the_problem(part: float, kinds: object) -> None:
     """A model of one weight: every choice of the problem, its exact memory counted."""
 
