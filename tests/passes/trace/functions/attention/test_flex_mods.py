@@ -16,21 +16,20 @@ from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import assert_equal_to_one_device, one_device
 from tests.models.flex import MASKS, SCORES, FlexAttention, both, inputs
 from tests.passes.tracing import SQUARE, THREE, TWO, simulated, targets
+from tests.slices import diagonal
 
 CASES = [*((mask, None) for mask in MASKS), *((None, score) for score in SCORES), ("documents", "alibi"), ("prefix", "table")]
 NODES = {"fxshard.flex_attention.default", "fxshard.flex_attention_backward.default"}
 
 
-@pytest.mark.parametrize(("mask", "score"), [case for case in CASES if case != ("causal", None)])
-@pytest.mark.parametrize("length", [8, 7])
-def test_it_equals_single_operators(mask: str | None, score: str | None, length: int) -> None:
-    model, dense = both(mask, score)
+@pytest.mark.parametrize(("case", "length", "mesh"), diagonal([c for c in CASES if c != ("causal", None)], [8, 7], [TWO, SQUARE, THREE]))
+def test_it_equals_single_operators(case: tuple[str | None, str | None], length: int, mesh: fxshard.Mesh) -> None:
+    model, dense = both(*case)
     graph = trace(model, inputs(length))
     assert targets(graph) >= NODES
     assert not annotate(graph, TWO).fallbacks
     reference = one_device(dense, inputs(length))
-    for seed, mesh in enumerate((TWO, SQUARE, THREE)):
-        assert_equal_to_one_device(simulated(graph, mesh, model, inputs(length), plan=seed), reference, 1e-9)
+    assert_equal_to_one_device(simulated(graph, mesh, model, inputs(length), plan=mesh.size), reference, 1e-9)
 
 
 def test_nothing_as_large_as_the_scores_is_left() -> None:
