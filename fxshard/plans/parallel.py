@@ -45,6 +45,10 @@ class AxisPlan:
         """The placement of a parameter, None: free."""
         return None
 
+    def beside(self, name: str, shape: Shape) -> tuple[Placement, ...]:
+        """Placements that will do as well if another axis shards the dim that ``parameter`` says."""
+        return ()
+
     def is_never_whole(self, name: str, shape: Shape) -> bool:
         """Whether a parameter must not be replicated."""
         return False
@@ -79,7 +83,9 @@ class DataParallel(AxisPlan):
 class FullyShard(AxisPlan):
     """The batch is sharded, and so are parameters, along ``dim``; they are gathered where they are used.
 
-    A parameter without that dim, or with one element along it, is whole. Raises OptionError for a dim that is no number from 0 on.
+    A parameter without that dim, or with one element along it, is whole. If another axis shards ``dim`` of a parameter, it may be sharded
+    along another dim, or be whole if it has none: a gather over an axis is one step only if no later axis shards the same dim, and of a
+    packed dim there is no other axis. Raises OptionError for a dim that is no number from 0 on.
     """
 
     dim: int = 0
@@ -93,6 +99,9 @@ class FullyShard(AxisPlan):
 
     def parameter(self, name: str, shape: Shape) -> Placement | None:
         return Shard(self.dim) if self.dim < len(shape) and shape[self.dim] > 1 else Replicate()
+
+    def beside(self, name: str, shape: Shape) -> tuple[Placement, ...]:
+        return tuple(Shard(d) for d, size in enumerate(shape) if d != self.dim and size > 1) or (Replicate(),)
 
 
 def _check_dim(plan: FullyShard | HybridShard | ContextParallel) -> None:
@@ -144,12 +153,12 @@ COLUMNS, ROWS, WHOLE, FIRST = "columns", "rows", "whole", "first"
 PACKED_COLUMNS, PACKED_ROWS = "packed columns", "packed rows"
 STYLES: dict[str, tuple[str | None, str | None]] = {
     "colwise": (COLUMNS, COLUMNS),
-    "rowwise": (ROWS, WHOLE),
-    "colwise_gather_output": (COLUMNS, WHOLE),
-    "colwise_rep": (COLUMNS, WHOLE),
-    "rowwise_split_input": (ROWS, WHOLE),
-    "rowwise_rep": (ROWS, WHOLE),
-    "embedding_rowwise": (FIRST, WHOLE),
+    "rowwise": (ROWS, None),
+    "colwise_gather_output": (COLUMNS, None),
+    "colwise_rep": (COLUMNS, None),
+    "rowwise_split_input": (ROWS, None),
+    "rowwise_rep": (ROWS, None),
+    "embedding_rowwise": (FIRST, None),
     "embedding_colwise": (ROWS, None),
     "grouped_gemm": (FIRST, None),
     "replicate": (WHOLE, None),
@@ -162,12 +171,13 @@ STYLES: dict[str, tuple[str | None, str | None]] = {
     "ep_dispatch_experts": (None, None),
     "moe_identity_expert": (None, None),
     "local_params": (None, None),
-    "all_reduce": (None, WHOLE),
+    "all_reduce": (None, None),
 }
 """Words of Hugging Face's ``tp_plan`` (transformers 5) -> how weights are sharded, and the module's result.
 
 Columns are outputs: dim -2 of a weight, the last dim of the result, and the bias; rows are inputs, dim -1 of a weight. Packed ones are
-those of several matrices in one weight, each of which is sharded. None: left to the solver."""
+those of several matrices in one weight, each of which is sharded. None: left to the solver, as are results that the module would reduce
+or gather: a condition would hold for the product itself, which would have to be computed whole."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from test_known_collectives import residual_pins
 from torch import nn
 
 import fxshard
+from fxshard import FullyShard, TensorParallel
 from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.errors import ConstraintError, FileError, FxshardError, LayoutError
 from fxshard.graph.planning_graph import PlanningGraph
@@ -39,15 +40,20 @@ def check(name: str, plan: fxshard.ShardingPlan) -> None:
     assert_equal_to_one_device(simulate_program(program, program_values(program, *case)), reference)
 
 
+@lru_cache
+def two_layers(take: Any, pairs: int) -> PlanningGraph:
+    with torch.device("meta"):
+        model = nn.Sequential(Attention(take, 8, pairs, 64), GateUp(512, 2048), Attention(take, 8, pairs, 64), GateUp(512, 2048))
+        x = torch.empty(4, 128, 512, requires_grad=True)
+    return trace(model, (x,))
+
+
 @pytest.mark.parametrize(
     ("take", "pairs", "parts"), [(split, 8, "512+512+512"), (slices, 2, "512+128+128"), (view, 8, "512+512+512"), (by_head, 8, "")]
 )
 def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts: str) -> None:
     """With the residual stream whole, each layer has one all-reduce after attention and one after the MLP, and as many in the backward."""
-    with torch.device("meta"):
-        model = nn.Sequential(Attention(take, 8, pairs, 64), GateUp(512, 2048), Attention(take, 8, pairs, 64), GateUp(512, 2048))
-        x = torch.empty(4, 128, 512, requires_grad=True)
-    graph = trace(model, (x,))
+    graph = two_layers(take, pairs)
     attention = f"S(0:{parts})" if parts else "S(0)"
     pins = {
         "*.out.weight": "S(1)",
@@ -60,6 +66,28 @@ def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts:
     plan = plan_graph(graph, fxshard.Mesh({"tp": 2}, "h100"), Request(pins=pins, input_layouts="R", output_layouts="R"))
     assert plan.gap == 0
     assert [(c.kind, c.buffer) for c in plan.collectives] == [("all_reduce", (4, 128, 512))] * 8
+
+
+@pytest.mark.parametrize("tp", [TensorParallel(), {"packed": "packed_colwise", "out": "rowwise", "down": "rowwise"}])
+def test_beside_packed_heads_fully_shard_takes_another_dim(tp: Any) -> None:
+    """Megatron's collectives on tp; on dp each matrix is gathered once, and its gradient reduced and scattered, each in one step."""
+    mesh = fxshard.Mesh({"dp": 2, "tp": 2}, "h100")
+    plan = plan_graph(two_layers(slices, 2), mesh, Request(parallel=read_parallel({"dp": FullyShard(), "tp": tp}, mesh)))
+    names = ("0_packed_weight", "0_packed_bias", "0_out_weight", "1_packed_weight", "1_down_weight")
+    layouts = [str(plan.specs[f"_{name}"].outputs[0]) for name in names]
+    assert layouts == ["S(1)S(0:512+128+128)", "RS(0:512+128+128)", "S(0)S(1)", "S(1)S(0:2048+2048)", "S(0)S(1)"]
+    on = {axis: [(c.kind, len(c.buffer)) for c in plan.collectives if c.axis == axis] for axis in ("dp", "tp")}
+    assert on["tp"] == [("all_reduce", 3)] * 8
+    assert [on["dp"].count((kind, 2)) for kind in ("all_gather", "reduce_scatter")] == [8, 8]
+    assert {kind for kind, _ in on["dp"]} == {"all_gather", "reduce_scatter", "all_reduce"}
+
+
+def test_fully_shard_beside_packed_heads_equals_one_device() -> None:
+    mesh = mesh_of("dp=2,tp=2")
+    words = read_parallel({"dp": FullyShard(), "tp": {"packed": "packed_colwise", "out": "rowwise"}}, mesh)
+    plan = plan_graph(prepared("fewer pairs")[1], mesh, Request(parallel=words))
+    assert [str(plan.specs[f"packed_{name}"].outputs[0]) for name in ("weight", "bias")] == ["S(1)S(0:8+4+4)", "RS(0:8+4+4)"]
+    check("fewer pairs", plan)
 
 
 @pytest.mark.parametrize(("name", "mesh"), diagonal([*MODELS], ["tp=2", "tp=4", "dp=2,tp=2"]))
@@ -102,27 +130,47 @@ def test_a_plans_file_with_other_parts_is_refused() -> None:
         lower_plan(graph, fxshard.ShardingPlan.from_json(text.replace(":8+4+4", ":6+6+4")))
 
 
-def published(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """Two layers of width 1024 of transformers' GPT-2 or Phi-3 (16 heads, 4 of keys and values), on meta, with tokens."""
-    from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config
+@lru_cache
+def published(name: str) -> PlanningGraph:
+    """Two layers of width 1024 of transformers' GPT-2, GPT-NeoX or Phi-3 (16 heads, in Phi-3 4 of keys and values), traced on meta."""
+    from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, Phi3Config
 
     sizes = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "use_cache": False}
+    wide = {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 4096, "max_position_embeddings": 128}
     if name == "gpt2":
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         config: Any = GPT2Config(n_layer=2, n_embd=1024, n_head=16, n_positions=128, **dropout, **sizes)
+    elif name == "phi3":
+        config = Phi3Config(num_attention_heads=16, num_key_value_heads=4, **wide, **sizes)
     else:
-        heads = {"num_attention_heads": 16, "num_key_value_heads": 4}
-        config = Phi3Config(num_hidden_layers=2, hidden_size=1024, intermediate_size=4096, max_position_embeddings=128, **heads, **sizes)
+        config = GPTNeoXConfig(num_attention_heads=16, use_parallel_residual=name == "neox", **wide, **sizes)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config), torch.zeros(4, 128, dtype=torch.int64)
+        model, tokens = AutoModelForCausalLM.from_config(config), torch.zeros(4, 128, dtype=torch.int64)
+    return trace(model, (tokens,))
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("gpt2", 2), ("gpt2", 4), ("phi3", 4)])
-def test_models_of_transformers_have_megatrons_collectives_without_pins(name: str, ranks: int) -> None:
-    """Four all-reduces a layer, two forward and two backward, with whole inputs and results. A gradient of the head, which is small, may be
-    computed in shards and gathered."""
-    model, tokens = published(name)
+def reductions(plan: fxshard.ShardingPlan) -> list[str]:
+    """The kinds of collectives. The head is small: it, or its gradient, may be computed in shards and gathered, which does not count."""
+    return [c.kind for c in plan.collectives if c.readers[0][0] != "output" and c.value != "lm_head_weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "count"),
+    [("gpt2", 2, 8), ("gpt2", 4, 8), ("phi3", 4, 8), ("neox, one after the other", 2, 8), ("neox", 2, 6)],
+)
+def test_models_of_transformers_have_megatrons_collectives_without_pins(name: str, ranks: int, count: int) -> None:
+    """Four all-reduces a layer, two forward and two backward, with whole inputs and results. Attention and MLP of GPT-NeoX read the same
+    input, so that one all-reduce serves both results."""
     mesh = fxshard.Mesh({"tp": ranks}, hardware="h100")
-    plan = fxshard.plan(model, (tokens,), mesh, input_layouts="R", output_layouts="R")
-    kinds = [c.kind for c in plan.collectives if c.readers[0][0] != "output"]
-    assert plan.gap == 0 and kinds == ["all_reduce"] * 8
+    plan = plan_graph(published(name), mesh, Request(input_layouts="R", output_layouts="R"))
+    assert plan.gap == 0 and reductions(plan) == ["all_reduce"] * count
+
+
+def test_a_plan_with_other_collectives_than_megatrons_costs_less() -> None:
+    """Phi-3 on two ranks: the last layer is cheaper with a batch cut in two, as the reductions of its gradients hide behind compute."""
+    graph, mesh = published("phi3"), fxshard.Mesh({"tp": 2}, hardware="h100")
+    packed, rows = ("*.qkv_proj.weight", "*.gate_up_proj.weight"), ("*.o_proj.weight", "*.down_proj.weight")
+    pins = {**dict.fromkeys(packed, "S(0:packed)"), **dict.fromkeys(rows, "S(1)"), **residual_pins(graph, (4, 128, 1024))}
+    free, megatron = (plan_graph(graph, mesh, Request(pins=p, input_layouts="R", output_layouts="R")) for p in ({}, pins))
+    assert reductions(megatron) == ["all_reduce"] * 8 and len(free.collectives) > 8
+    assert free.gap == megatron.gap == 0 and 0.99 < free.objective / megatron.objective < 1

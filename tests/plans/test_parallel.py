@@ -150,6 +150,18 @@ def test_the_tp_plan_of_a_hugging_face_model(caplog: pytest.LogCaptureFixture) -
     torch.testing.assert_close(out.logits, model(tokens).logits.detach(), rtol=1e-9, atol=1e-9)
 
 
+def test_rows_without_a_bias_are_reduced_not_computed_whole() -> None:
+    """A Llama by its tp_plan, forward: one reduction after attention and one after the MLP, and no weight is gathered."""
+    config = LlamaConfig(vocab_size=64, hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16)
+    with torch.device("meta"):
+        model, tokens = LlamaForCausalLM(config), torch.zeros(4, 128, dtype=torch.int64)
+    styles = {"tp": {"layers.*.self_attn.[qkv]_proj": "colwise", "layers.*.self_attn.o_proj": "rowwise"}}
+    styles["tp"] |= {"layers.*.mlp.[gu]*_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+    plan = fxshard.plan(model, (tokens,), fxshard.Mesh({"tp": 2}, "h100"), train=False, parallel=styles, output_layouts="R", cache=False)
+    assert kinds(plan, "tp")["all_reduce"] + kinds(plan, "tp")["reduce_scatter"] == 2
+    assert not [c.value for c in plan.collectives if c.value.endswith("weight")]
+
+
 def test_a_mask_before_the_batch_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
     shapes = {"mask": (1, 1, 6, 6), "tokens": (8, 6), "factor": ()}
     found = of_inputs({"dp": DataParallel()}, shapes)

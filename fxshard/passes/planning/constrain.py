@@ -41,15 +41,21 @@ Pattern = tuple[Placement | None, ...]
 @dataclass(frozen=True)
 class Condition:
     """A pattern that a layout must match or, if ``forbidden``, must not match; ``user_text``: how the user wrote it; ``output``: the result
-    that it applies to, if the node has several."""
+    that it applies to, if the node has several; ``beside``: placements that will do as well as a shard if another axis shards its dim."""
 
     pattern: Pattern
     user_text: str
     output: int = 0
     forbidden: bool = False
+    beside: tuple[Placement, ...] = ()
 
     def admits(self, layout: Layout) -> bool:
-        return self.forbidden != all(want is None or want == have for want, have in zip(self.pattern, layout, strict=True))
+        wanted = [axis for axis, want in enumerate(self.pattern) if want is not None]
+        return self.forbidden != all(self.pattern[axis] == layout[axis] or self._admits_beside(axis, layout) for axis in wanted)
+
+    def _admits_beside(self, axis: int, layout: Layout) -> bool:
+        dim = getattr(self.pattern[axis], "dim", None)
+        return layout[axis] in self.beside and dim is not None and bool(set(layout.held_on(dim)) - {axis})
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,7 @@ class _Reader:
                     log.warning("%s: the model does not take %s apart; the solver chooses its layout", one.text, self.names.spelled(place))
                     continue
                 found = self._with_parts(place, found, one.node)
-                self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden))
+                self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden, one.beside))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)

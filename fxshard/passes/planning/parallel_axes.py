@@ -17,13 +17,15 @@ log = logging.getLogger("fxshard")
 
 @dataclass(frozen=True)
 class AxisCondition:
-    """The value of ``node`` has ``placement`` on ``axis``, or does not if ``forbidden``; ``text``: the user's word, for errors."""
+    """The value of ``node`` has ``placement`` on ``axis``, or does not if ``forbidden``; ``text``: the user's word, for errors.
+    ``beside``: placements that will do as well if another axis shards the same dim."""
 
     node: str
     axis: str
     placement: Placement
     text: str
     forbidden: bool = False
+    beside: tuple[Placement, ...] = ()
 
 
 def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCondition]:
@@ -40,7 +42,7 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
         for axis, plan in parallel.items():
             placement = plan.parameter(end.name, shapes[end.name])
             if placement is not None:
-                yield AxisCondition(end.node, axis, placement, texts[axis])
+                yield AxisCondition(end.node, axis, placement, texts[axis], beside=plan.beside(end.name, shapes[end.name]))
             if plan.is_never_whole(end.name, shapes[end.name]):
                 yield AxisCondition(end.node, axis, Replicate(), texts[axis], forbidden=True)
     first = leading(parallel, batches.values())

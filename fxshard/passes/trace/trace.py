@@ -31,6 +31,7 @@ from fxshard._torch_compat.dynamo.kernels import kernels_captured
 from fxshard._torch_compat.dynamo.side_effects import noted_side_effects
 from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode, storage_key
 from fxshard._torch_compat.flex_attention import flex_attention_of_any_device
+from fxshard._torch_compat.fully_shard import is_fully_sharded
 from fxshard._torch_compat.nodes import is_reserved
 from fxshard._torch_compat.sizes.symbols import is_symbolic
 from fxshard.errors import OptionError, RunError, TraceError, a_kind
@@ -77,6 +78,11 @@ from fxshard.shapes.arguments import path_name
 aten = torch.ops.aten
 WRAPPERS = (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)
 """Wrappers that manage the parameters and gradients of their module."""
+OF_WRAPPED = "give the plain model: fxshard shards it itself; its plan covers data parallelism too"
+OF_FULLY_SHARDED = (
+    "give the plain model with parallel={'dp': fxshard.FullyShard()}, or hand this one to "
+    "fxshard.parallelize(model, args, device_mesh), which takes fully_shard off and keeps the parameters as they are"
+)
 
 
 def trace(
@@ -218,8 +224,10 @@ def _capture(
     return joint, names, out_spec
 
 
-def check_call(model: Any, args: Any) -> None:
-    """Raises OptionError unless ``model`` is a module without FSDP or DDP and ``args`` a sequence, RunError if it is parallelized."""
+def check_call(model: Any, args: Any, fsdp2: bool = False) -> None:
+    """Raises OptionError unless ``model`` is a module without FSDP or DDP and ``args`` a sequence, RunError if it is parallelized.
+
+    ``fsdp2``: whether torch's ``fully_shard`` may have been applied to it."""
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
@@ -231,9 +239,9 @@ def check_call(model: Any, args: Any) -> None:
         if getattr(vars(module).get("forward"), "waits", False):
             what = f"{name or 'the module'} waits for its first call, at which parallelize_module plans for it"
             raise RunError(what, remedy="plan before parallelize_module, or parallelize the whole model, whose program takes its place")
-        if isinstance(module, WRAPPERS):
+        if isinstance(module, WRAPPERS) and not (fsdp2 and is_fully_sharded(module)):
             what = f"{name or 'the model'} is wrapped by FSDP or DDP ({type(module).__name__})"
-            raise OptionError(what, remedy="give the plain model: fxshard shards it itself; its plan covers data parallelism too")
+            raise OptionError(what, remedy=OF_FULLY_SHARDED if is_fully_sharded(module) else OF_WRAPPED)
 
 
 def joint_graph(

@@ -116,9 +116,11 @@ class _GraphRequest(RequestBuilder):
         """Raises ConstraintError for a parameter that a one-word plan shards, but that is whole."""
         for axis, word in self.options.words.items():
             for end in self.graph.inputs_of("parameter"):
-                shape, have = example_shape(self._value(end.name).shape), self._layout(end)[self.mesh.axis(axis)]
+                shape, have = example_shape(self._value(end.name).shape), self._layout(end)
                 wanted = word.parameter(end.name, shape)
-                if (wanted is not None and wanted != have) or (word.is_never_whole(end.name, shape) and have == Replicate()):
+                asked_for = Condition(pattern({axis: wanted}, self.mesh, len(shape), end.name), "", beside=word.beside(end.name, shape))
+                whole = have[self.mesh.axis(axis)] == Replicate()
+                if not asked_for.admits(have) or (word.is_never_whole(end.name, shape) and whole):
                     asked = "sharded" if wanted is None else f"in {placement_str(wanted)}"
                     what = f"parallel={{{axis!r}: {word}}} asks for parameter {end.name} {asked} on {axis!r}"
                     raise ConstraintError(f"{what}, but it is {_describe(self.named[end.name], self.mesh)}", remedy=DISTRIBUTE)

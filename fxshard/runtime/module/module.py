@@ -60,6 +60,7 @@ from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.module.accumulation import Accumulation
 from fxshard.runtime.module.call import Call, opened
+from fxshard.runtime.module.fully_sharded import take_off_fully_shard
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, original_forward, same_hooks
@@ -99,7 +100,8 @@ def parallelize(
     """Shards ``model`` over ``device_mesh`` in place and returns it; every rank of the mesh calls this.
 
     Parameters become DTensors in the planned layouts, shards of the full values that each rank holds (those on meta stay on meta);
-    names in ``state_dict`` stay. Create the optimizer afterwards. Plain tensor arguments are global values, equal on all ranks. Outputs
+    names in ``state_dict`` stay. Create the optimizer afterwards. Parameters that are DTensors already stay the same objects, in their
+    layouts; torch's ``fully_shard`` is taken off. Plain tensor arguments are global values, equal on all ranks. Outputs
     are DTensors if an argument is one, plain global tensors otherwise.
 
     Args:
@@ -117,10 +119,11 @@ def parallelize(
         one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
     """
     waiting = dissolve(model) if isinstance(model, nn.Module) else []
-    check_call(model, example_args)
+    check_call(model, example_args, fsdp2=True)
     check_gradient_hooks(model)
     check_device_mesh(device_mesh)
     settings = read_options(Settings, options, "parallelize")
+    take_off_fully_shard(model, device_mesh)
     return shard_module(model, device_mesh, settings, example_args, example_kwargs, train, plan, waiting)
 
 

@@ -316,8 +316,8 @@ def fsdp() -> None:
             want.square().sum().backward()
         for p, q in zip(model.parameters(), reference.parameters(), strict=True):
             close(p.grad, q.grad)
-    for refused in (lambda: fxshard.plan(model, (x,), mesh_of_two()), lambda: fxshard.parallelize(model, (x,), mesh_of_two())):
-        assert "the model is wrapped by FSDP or DDP (FSDPMLP)" in error_of(OptionError, refused)
+    refused = error_of(OptionError, lambda: fxshard.plan(model, (x,), mesh_of_two()))
+    assert "the model is wrapped by FSDP or DDP (FSDPMLP)" in refused and "parallel={'dp': fxshard.FullyShard()}" in refused
 
 
 def error_of(kind: type[FxshardError], call: Callable[[], Any]) -> str:

@@ -3,6 +3,7 @@ parallelism against eager torch, and a profile of a step."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch.distributed.tensor import Replicate, Shard, parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import fxshard
+from fxshard._torch_compat.dtensor.packed import PackedShard
 from tests.distributed.module.test_styles import LINEAR, ColumnsThenRows, Decoder, equal, made, train, two_layers, whole
 from tests.distributed.scenarios import on_ranks
+from tests.packed_models import made as packed
 
 pytestmark = pytest.mark.distributed
 
@@ -46,6 +49,19 @@ def wildcards_of_each_kind() -> None:
         styled = layer.attention.wq, layer.attention.wo, layer.up, layer.down
         assert [m.weight.placements[1] for m in styled] == [Shard(0), Shard(1), Shard(0), Shard(1)]
         assert all(m.weight.placements[0] != Replicate() for m in styled)
+
+
+def heads_of_a_packed_weight() -> None:
+    """Beside heads of [q | k | v] on tp, FullyShard shards the weight's other dim on dp. The bias of keys has a gradient of zero but for
+    rounding, which Adam divides by itself: it is frozen."""
+    model, x = packed("fewer pairs")
+    model.packed.bias.requires_grad_(False)
+    reference, whole = copy.deepcopy(model), x.detach()
+    plan = {"dp": fxshard.FullyShard(), "tp": {"packed": "packed_colwise", "out": "rowwise"}}
+    fxshard.parallelize(model, (whole,), mesh(), parallel=plan, compiler="eager")
+    assert model.packed.weight.placements == (Shard(1), PackedShard(0, (8, 4, 4)))
+    torch.testing.assert_close(train(model, whole), train(reference, whole), rtol=1e-9, atol=1e-12)
+    equal(model, reference)
 
 
 def a_part_of_the_mesh() -> None:
@@ -108,5 +124,5 @@ def a_measured_step() -> None:
 
 
 found, test_four_ranks = on_ranks(
-    4, wildcards_of_each_kind, a_part_of_the_mesh, a_users_style, fsdp_over_tensor_parallelism, a_measured_step
+    4, wildcards_of_each_kind, heads_of_a_packed_weight, a_part_of_the_mesh, a_users_style, fsdp_over_tensor_parallelism, a_measured_step
 )

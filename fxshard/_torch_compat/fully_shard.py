@@ -1,0 +1,79 @@
+"""Private names of torch's FSDP2 (2.13): takes ``fully_shard`` off a module, whose parameters stay the DTensors that they are.
+
+What would replace it: an inverse of ``fully_shard``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed import _composable_state
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
+
+MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""The attributes by which Dynamo knows the modules of FSDP2."""
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Whether torch's ``fully_shard`` was applied to ``module`` itself; ``replicate``, which has a subclass of its own, does not count."""
+    return isinstance(module, FSDPModule) and type(module)._orig_cls_mro_index == FSDPModule._orig_cls_mro_index
+
+
+def sharded_parameters(module: Any) -> list[DTensor]:
+    """The parameters that ``fully_shard`` shards together with ``module``."""
+    return [parameter.sharded_param for group in fully_shard.state(module)._fsdp_param_groups for parameter in group.fsdp_params]
+
+
+def more_than_layouts(module: Any) -> Iterator[tuple[str, str]]:
+    """(what, remedy) for all that ``fully_shard`` was asked to do with the parameters of ``module`` that their layouts do not say."""
+    policy, groups = fully_shard.state(module)._mp_policy, fully_shard.state(module)._fsdp_param_groups
+    if any(t is not None for t in (policy.param_dtype, policy.reduce_dtype, policy.output_dtype)):
+        yield "an mp_policy", "leave mp_policy out, and pass mixed_precision=fxshard.MixedPrecision(...) to parallelize"
+    if any(isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups):
+        yield "an offload_policy", "leave offload_policy out, and pass offload= to parallelize"
+    if any(group.gradient_divide_factor is not None for group in groups):
+        yield "a gradient_divide_factor", "divide the loss instead: gradients are those of the loss of the whole batch"
+    if any(group._all_reduce_hook is not None for group in groups):
+        yield "an all_reduce_hook", "leave it out: the plan reduces gradients"
+    if not all(group.reduce_grads and group.all_reduce_grads for group in groups):
+        yield "set_requires_gradient_sync(False)", "set it to True; fxshard.no_sync leaves gradients unreduced"
+    if any(_is_pending(parameter) for group in groups for parameter in group.fsdp_params):
+        yield "gradients that are not reduced yet", "run the last backward of the step with set_requires_gradient_sync(True)"
+    if any(type(placement) is _StridedShard for parameter in sharded_parameters(module) for placement in parameter.placements):
+        remedy = "give the plain model to fxshard.parallelize_module(model, mesh, {'dp': fxshard.FullyShard(), 'tp': {...}})"
+        yield "a parameter of which tensor parallelism shards the same dim", remedy
+
+
+def take_off(module: Any) -> None:
+    """Undoes ``fully_shard`` on ``module`` itself, its hooks, state and class; the parameters that FSDP shards are registered again."""
+    state = fully_shard.state(module)
+    module.reshard()
+    for handle in _handles(state):
+        handle.remove()
+    for part in module.modules():
+        for mark in MARKS:
+            vars(part).pop(mark, None)
+    del _composable_state._module_state_mapping[module]
+    vars(module)[STATE_KEY] = {function: of for function, of in vars(module)[STATE_KEY].items() if of is not state}
+    del vars(module)[REGISTRY_KEY][fully_shard.__name__]
+    module.__class__ = type(module).__mro__[FSDPModule._orig_cls_mro_index]
+
+
+def _handles(state: Any) -> Iterator[Any]:
+    """The handles of all hooks that FSDP has registered; modules that are sharded together share them, and may remove them twice."""
+    yield from (state._pre_forward_hook_handle, state._post_forward_hook_handle)
+    for group in state._fsdp_param_groups:
+        yield from (parameter._post_load_hook_handle for parameter in group.fsdp_params)
+        yield from group._module_to_pre_save_state_dict_hook_handle.values()
+        yield from group._module_to_pre_load_state_dict_hook_handle.values()
+
+
+def _is_pending(parameter: Any) -> bool:
+    """Whether FSDP keeps a gradient of ``parameter`` that it has not reduced."""
+    whole = getattr(parameter, "_unsharded_param", None)
+    return parameter.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
