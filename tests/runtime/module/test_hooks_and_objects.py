@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import fxshard
 from fxshard.errors import TraceError
+from tests.slices import diagonal
 
 Seen = list[Any]
 Register = Callable[[nn.Module, Seen], Any]
@@ -74,8 +75,9 @@ def call(net: nn.Module, cache: Cache, rows: int, seen: Seen) -> list[Tensor]:
     return [y, cache.total, *seen]
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("register", [appends, opaque, on_the_module_with_the_object, with_value, of_the_backward, several])
+@pytest.mark.parametrize(
+    ("register", "late"), diagonal([appends, opaque, on_the_module_with_the_object, with_value, of_the_backward, several], [False, True])
+)
 def test_as_on_one_device(register: Register, late: bool, mesh: DeviceMesh) -> None:
     single = Net().double()
     net, mine, want = copy.deepcopy(single), Seen(), Seen()

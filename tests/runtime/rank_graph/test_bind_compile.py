@@ -119,8 +119,8 @@ def test_another_mesh_is_refused(four_ranks: DeviceMesh) -> None:
             bind(linear_program({}, parse_mesh(mesh)), four_ranks)
 
 
-ALWAYS = [*(("mlp_batch5", "a=4", seed) for seed in range(3)), ("one layer", "a=4", 1), *(("cnn", "a=2,b=2", seed) for seed in range(2))]
-FURTHER = [("llama_batch5", "a=4", 0), ("llama_batch5", "a=4", 2), ("cnn", "a=2,b=2", 2)]
+ALWAYS = [("mlp_batch5", "a=4", 0), ("mlp_batch5", "a=4", 2), ("one layer", "a=4", 1), ("cnn", "a=2,b=2", 1)]
+FURTHER = [("mlp_batch5", "a=4", 1), ("cnn", "a=2,b=2", 0), ("llama_batch5", "a=4", 0), ("llama_batch5", "a=4", 2), ("cnn", "a=2,b=2", 2)]
 
 
 @pytest.mark.parametrize(("name", "mesh", "seed"), [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)])

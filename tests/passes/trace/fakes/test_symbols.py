@@ -22,7 +22,7 @@ from fxshard.shapes import GraphFamily, dynamic_dims
 def test_at_other_sizes_it_equals_the_graph_traced_there(name: str) -> None:
     _, graph = traced(name, 4, 8)
     assert graph.family is not None
-    for batch, seq in ((4, 8), (6, 10), (3, 5), (2, 7)):
+    for batch, seq in ((4, 8), (3, 5)):
         sizes = {dim.name: {"batch": batch, "seq": seq}[dim.name] for dim in graph.family.dims}
         _, there = traced(name, batch, seq, dynamic=False)
         assert calls(graph.family.at(sizes).graph) == calls(there.module.graph)

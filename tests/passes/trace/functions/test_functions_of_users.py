@@ -16,15 +16,16 @@ from tests.functions_of_users import CASES, Again, Net
 from tests.passes.tracing import SQUARE, TWO, real, simulated
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "train"), [*((case, True) for case in CASES), *(pytest.param(case, False, marks=pytest.mark.slow) for case in CASES)]
+)
 def test_results_equal_one_device(case: str, train: bool) -> None:
     """Five rows, so that shards are uneven."""
     torch.manual_seed(0)
     model, x = Net(case).double(), real(5, 6, grad=False)
     graph, reference = trace(model, (x,), train=train), one_device(model, (x,), train=train)
     for mesh in (TWO, SQUARE):
-        for plan in range(3):
+        for plan in range(2):
             assert_equal_to_one_device(simulated(graph, mesh, model, (x,), plan=plan), reference)
 
 

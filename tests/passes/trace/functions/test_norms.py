@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from fxshard.passes.trace.functions.norms import NORMS
 from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, Function, simulated
+from tests.slices import diagonal
 from tests.strategies.samples import positive, real
 
 aten = torch.ops.aten
@@ -95,10 +96,10 @@ def _running(x: torch.Tensor, weight: torch.Tensor | None) -> tuple[torch.Tensor
     return torch.zeros(6, dtype=dtype), torch.ones(6, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", STATISTICS)
-@pytest.mark.parametrize("weight", [None, positive(6).to(torch.bfloat16), positive(6).float()])
-def test_statistics_that_a_model_reads_have_torchs_dtype(name: str, weight: Any) -> None:
+@pytest.mark.parametrize(("name", "dtype"), diagonal([*STATISTICS], [None, torch.bfloat16, torch.float32]))
+def test_statistics_that_a_model_reads_have_torchs_dtype(name: str, dtype: torch.dtype | None) -> None:
     """Also for values computed from them, on a CPU. Gradients read the statistics in float32."""
+    weight = None if dtype is None else positive(6).to(dtype)
 
     def forward(_: Any, x: Any, w: Any) -> Any:
         out, mean, rstd = STATISTICS[name](x, w)

@@ -13,6 +13,7 @@ from fxshard.errors import TraceError
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.trace.trace import trace
 from tests.passes.tracing import SQUARE, THREE, TWO, Function, input_gradients, real, simulated, targets
+from tests.slices import diagonal
 
 H, D = 6, 4
 QUERIES, KEYS = (3, 0, 5, 1), (4, 2, 5, 3)
@@ -51,8 +52,7 @@ def _dense(window: tuple[int, int]) -> Function:
     return Function(attend)
 
 
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (1, 0), (1, 2)])
-@pytest.mark.parametrize("kv_heads", [H, 2, 1])
+@pytest.mark.parametrize(("window", "kv_heads"), diagonal([(-1, -1), (-1, 0), (1, 0), (1, 2)], [H, 2, 1]))
 def test_it_equals_attention_in_each_sequence(window: tuple[int, int], kv_heads: int) -> None:
     args, model, dense = _inputs(kv_heads), _model(window), _dense(window)
     graph = trace(model, args)
