@@ -104,27 +104,56 @@ def test_a_plans_file_with_other_parts_is_refused() -> None:
         lower_plan(graph, fxshard.ShardingPlan.from_json(text.replace(":8+4+4", ":6+6+4")))
 
 
+FALCON: dict[str, dict[str, Any]] = {
+    "falcon rw": {"new_decoder_architecture": False, "multi_query": False, "parallel_attn": False, "bias": True},
+    "falcon 40b": {"new_decoder_architecture": True, "num_kv_heads": 4},
+}
+"""[q k v] of each head in turn, and of each group; 40B runs attention and MLP side by side, after a norm each."""
+
+
 def published(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """Two layers of width 1024 of transformers' GPT-2 or Phi-3 (16 heads, 4 of keys and values), on meta, with tokens."""
-    from transformers import AutoModelForCausalLM, GPT2Config, Phi3Config
+    """Two layers of width 1024 of transformers' GPT-2, Phi-3 (16 heads, 4 of keys and values) or Falcon, on meta, with tokens."""
+    from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, Phi3Config
 
     sizes = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "use_cache": False}
     if name == "gpt2":
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         config: Any = GPT2Config(n_layer=2, n_embd=1024, n_head=16, n_positions=128, **dropout, **sizes)
-    else:
+    elif name == "phi3":
         heads = {"num_attention_heads": 16, "num_key_value_heads": 4}
         config = Phi3Config(num_hidden_layers=2, hidden_size=1024, intermediate_size=4096, max_position_embeddings=128, **heads, **sizes)
+    else:
+        shape = {"num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 16, "max_position_embeddings": 128}
+        config = FalconConfig(**shape, **FALCON[name], alibi=False, hidden_dropout=0.0, attention_dropout=0.0, **sizes)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config), torch.zeros(4, 128, dtype=torch.int64)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("gpt2", 2), ("gpt2", 4), ("phi3", 4)])
-def test_models_of_transformers_have_megatrons_collectives_without_pins(name: str, ranks: int) -> None:
+@lru_cache(maxsize=1)
+def graph_of(name: str) -> PlanningGraph:
+    model, tokens = published(name)
+    return trace(model, (tokens,))
+
+
+SIDE_BY_SIDE = range(4, 7)
+"""One all-reduce forward, of the sum of both, and backward one, or one for each norm."""
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "counts"),
+    [
+        ("gpt2", 2, [8]),
+        ("gpt2", 4, [8]),
+        ("phi3", 4, [8]),
+        ("falcon rw", 2, [8]),
+        ("falcon rw", 4, [8]),
+        ("falcon 40b", 2, SIDE_BY_SIDE),
+        ("falcon 40b", 4, SIDE_BY_SIDE),
+    ],
+)
+def test_models_of_transformers_have_megatrons_collectives_without_pins(name: str, ranks: int, counts: Any) -> None:
     """Four all-reduces a layer, two forward and two backward, with whole inputs and results. A gradient of the head, which is small, may be
     computed in shards and gathered."""
-    model, tokens = published(name)
-    mesh = fxshard.Mesh({"tp": ranks}, hardware="h100")
-    plan = fxshard.plan(model, (tokens,), mesh, input_layouts="R", output_layouts="R")
+    plan = plan_graph(graph_of(name), fxshard.Mesh({"tp": ranks}, "h100"), Request(input_layouts="R", output_layouts="R"))
     kinds = [c.kind for c in plan.collectives if c.readers[0][0] != "output"]
-    assert plan.gap == 0 and kinds == ["all_reduce"] * 8
+    assert plan.gap == 0 and set(kinds) == {"all_reduce"} and len(kinds) in counts
