@@ -123,6 +123,14 @@ def test_expert_parallelism_shards_the_experts() -> None:
     torch.testing.assert_close(result.outputs, model(x).detach())
 
 
+@pytest.mark.parametrize("glob", ["experts", "*experts*", "experts.up", "layers.*.experts"])
+def test_experts_are_named_by_module_or_parameter(glob: str) -> None:
+    word = ExpertParallel(glob)
+    assert str(word.parameter("layers.0.experts.up", (4, 8, 16))) == "S(0)" and not word.unmatched(["layers.0.experts.up"])
+    assert str(word.parameter("layers.0.gate.weight", (4, 8))) == "R" and word.unmatched(["layers.0.gate.weight"]) == [glob]
+    assert str(word.parameter("layers.0.shared_experts.up", (4, 8))) == ("S(0)" if glob == "*experts*" else "R")
+
+
 def hugging_face(**options: Any) -> tuple[Any, Tensor]:
     config = LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **options
