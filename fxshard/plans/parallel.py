@@ -137,16 +137,26 @@ class ContextParallel(AxisPlan):
 
 @dataclass(frozen=True)
 class ExpertParallel(AxisPlan):
-    """The batch is sharded, and so are the weights that match ``experts``, along their first dim; other parameters are whole."""
+    """The batch is sharded, and so are the weights of the modules named ``experts`` (a glob), along their first dim; others are whole.
 
-    experts: str = "*experts*"
+    A name is one of the path's parts, so ``shared_experts``, which all tokens choose, are whole.
+    """
+
+    experts: str = "experts"
 
     @property
     def cut(self) -> int | None:
         return 0
 
     def parameter(self, name: str, shape: Shape) -> Placement | None:
-        return Shard(0) if fnmatchcase(name, self.experts) and len(shape) >= 2 else Replicate()
+        return Shard(0) if self._holds(name) and len(shape) >= 2 else Replicate()
+
+    def unmatched(self, names: Collection[str]) -> list[str]:
+        return [] if any(map(self._holds, names)) else [self.experts]
+
+    def _holds(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(_names(self.experts, ".".join(parts[:end])) for end in range(1, len(parts) + 1))
 
 
 COLUMNS, ROWS, WHOLE, FIRST = "columns", "rows", "whole", "first"

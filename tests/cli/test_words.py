@@ -48,6 +48,8 @@ def test_words_are_text_or_objects() -> None:
     assert read_parallel("tp", parse_mesh("tp=2")) == {"tp": TensorParallel()}
     with pytest.raises(OptionError, match="'fsdq', given for 'dp', is not a word for an axis; did you mean 'fsdp'"):
         read_parallel({"dp": "fsdq"}, mesh)
+    given = parse_words("dp_replicate=ddp,dp_shard=fsdp,cp=cp,tp=tp,ep=ep")
+    assert read_parallel(given, fxshard.Mesh(dict.fromkeys(given, 2))) == {axis: NAMED[word] for axis, word in given.items()}
     for text in ("fsdp", "dp=", "dp=fsdp,dp=ddp"):
         with pytest.raises(OptionError, match="cannot read --parallel"):
             parse_words(text)

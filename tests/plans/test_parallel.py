@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 import fxshard
 from examples.llama import Llama
 from fxshard import ContextParallel, DataParallel, ExpertParallel, FullyShard, HybridShard, TensorParallel
 from fxshard.errors import FxshardError, OptionError
+from fxshard.layout.layouts import Layout
 from fxshard.plans.parallel import STYLES, of_inputs, read_parallel
 
 PLANS: dict[str, tuple[dict[str, int], Any]] = {
@@ -120,6 +123,14 @@ def test_expert_parallelism_shards_the_experts() -> None:
     torch.testing.assert_close(result.outputs, model(x).detach())
 
 
+@pytest.mark.parametrize("glob", ["experts", "*experts*", "experts.up", "layers.*.experts"])
+def test_experts_are_named_by_module_or_parameter(glob: str) -> None:
+    word = ExpertParallel(glob)
+    assert str(word.parameter("layers.0.experts.up", (4, 8, 16))) == "S(0)" and not word.unmatched(["layers.0.experts.up"])
+    assert str(word.parameter("layers.0.gate.weight", (4, 8))) == "R" and word.unmatched(["layers.0.gate.weight"]) == [glob]
+    assert str(word.parameter("layers.0.shared_experts.up", (4, 8))) == ("S(0)" if glob == "*experts*" else "R")
+
+
 def hugging_face(**options: Any) -> tuple[Any, Tensor]:
     config = LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **options
@@ -160,6 +171,39 @@ def test_rows_without_a_bias_are_reduced_not_computed_whole() -> None:
     plan = fxshard.plan(model, (tokens,), fxshard.Mesh({"tp": 2}, "h100"), train=False, parallel=styles, output_layouts="R", cache=False)
     assert kinds(plan, "tp")["all_reduce"] + kinds(plan, "tp")["reduce_scatter"] == 2
     assert not [c.value for c in plan.collectives if c.value.endswith("weight")]
+
+
+def layouts_by_transformers(model: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The layouts in which transformers' styles distribute the parameters that the model's ``tp_plan`` names."""
+    found: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+
+        def note(tensor: Tensor, mesh: Any, placements: Any, name: str = name, dims: int = parameter.dim(), **_: Any) -> Tensor:
+            found[name] = str(Layout([Shard(p.dim % dims) if p.is_shard() else p for p in placements]))
+            return tensor
+
+        monkeypatch.setattr("transformers.distributed.tensor_parallel.distribute_tensor", note)
+        style = model.tp_plan.get(replace_layer_number_by_wildcard(module))
+        if style is not None:
+            ALL_PARALLEL_STYLES[style].shard_param(copy.deepcopy(model.get_submodule(module)), kind, None)
+            found.setdefault(name, "R")
+    return found
+
+
+def test_a_models_own_tp_plan_names_its_head_and_embedding(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True, "use_cache": False}
+    torch.manual_seed(0)
+    model, tokens = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).double().eval(), torch.arange(12).reshape(2, 6)
+    plan = fxshard.plan(model, (tokens,), fxshard.Mesh({"tp": 2}), train=False, parallel={"tp": model.tp_plan}, cache=False)
+    want = layouts_by_transformers(model, monkeypatch)
+    assert {name: str(plan.specs[name.replace(".", "_")].outputs[0]) for name in want} == want
+    assert want["lm_head.weight"] == want["model.embed_tokens.weight"] == "S(0)" and len(want) == 15
+    assert str(plan.specs["output"].inputs[0]) == "R"  # colwise_gather_output
+    assert not [r for r in caplog.records if "matches no module" in r.message]
+    out = fxshard.simulate(model, (tokens,), plan).outputs
+    torch.testing.assert_close(out.logits, model(tokens).logits.detach(), rtol=1e-9, atol=1e-9)
 
 
 def test_a_mask_before_the_batch_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:

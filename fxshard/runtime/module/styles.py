@@ -16,12 +16,14 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from fxshard._torch_compat.groups import active_mesh
 from fxshard.errors import OptionError, a_kind
+from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.trace import check_call
 from fxshard.plans.parallel import AUTO, WORDS, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
+from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.module import shard_module
 from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, layout_or_part, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
@@ -75,12 +77,15 @@ def parallelize_module(
         raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
     by_axis, words = split_plan(parallelize_plan, mesh)
     settings = read_options(Settings, {"parallel": words or None, **options}, "parallelize_module")
+    plain = {name for name, p in module.named_parameters() if not isinstance(p, DTensor)}
     for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
         parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)
     source = src_data_rank if src_data_rank is None else int(mesh.mesh[(src_data_rank,) * mesh.ndim])
     settings = replace(settings, src_data_rank=source)
     parts = parts_of_mesh(module, mesh)
+    if src_data_rank is not None:
+        agree_across_axes(module, {name: part for name, part in parts.items() if name in plain}, mesh, src_data_rank)
     if not isinstance(settings.pins, ShardingPlan):
         settings = replace(settings, pins={**parts, **(settings.pins or {})})
     free += [p for n, p in module.named_parameters() if n in parts] + distribute_others(module, mesh, source)
@@ -95,6 +100,18 @@ def parts_of_mesh(module: nn.Module, device_mesh: DeviceMesh) -> dict[str, Any]:
     named = dict(module.named_parameters(remove_duplicate=False))
     known = {name: layout_or_part(p, as_mesh(device_mesh)) for name, p in named.items() if isinstance(p, DTensor)}
     return {name: part for name, part in known.items() if isinstance(part, dict)}
+
+
+def agree_across_axes(module: nn.Module, parts: Mapping[str, Mapping[str, Any]], mesh: DeviceMesh, index: int) -> None:
+    """Gives the parameters that styles have put on a part of ``mesh`` the values of rank ``index`` of each other axis: torch takes a source
+    for each part."""
+    with torch.no_grad():
+        for name, part in parts.items():
+            local = module.get_parameter(name).to_local()
+            if not local.is_meta:
+                others = mesh[tuple(axis for axis in as_mesh(mesh).axis_names if axis not in part)]
+                source = int(others.mesh[(index,) * others.ndim])
+                local.copy_(distribute(local, Layout.replicated(others.ndim), others, source))
 
 
 def distribute_others(module: nn.Module, device_mesh: DeviceMesh, source: int | None) -> list[nn.Parameter]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 import fxshard
 from fxshard.errors import OptionError, RunError
@@ -99,7 +100,44 @@ def by_default_weights_are_compared() -> None:
         parallel(0, mesh, src_data_rank=4)
 
 
-SCENARIOS = (each_layout_and_source, the_source_is_the_truth, none_sends_nothing, by_default_weights_are_compared)
+def with_styles(mesh: DeviceMesh, **options: Any) -> nn.Module:
+    """The rank's own net, with styles for ``up`` on ``tp`` alone."""
+    styles = {"up": ColwiseParallel(output_layouts=Replicate())}
+    plan: Any = styles if mesh.ndim == 1 else {"tp": styles}
+    return fxshard.parallelize_module(of_rank(dist.get_rank()), mesh, plan, compiler="eager", **options)
+
+
+def styles_take_the_source_of_each_axis() -> None:
+    """All parameters and buffers, whether styles name them or not, before the first call and after it."""
+    line = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for mesh, given, source in ((line, {}, 0), (line, {"src_data_rank": 3}, 3), (square, {}, 0), (square, {"src_data_rank": 1}, 3)):
+        model, want = with_styles(mesh, **given), of_rank(source)
+        for moment in ("before", "after"):
+            for name, parameter in want.named_parameters():
+                local = distribute_tensor(parameter, mesh, model.get_parameter(name).placements, src_data_rank=None).to_local()
+                assert torch.equal(model.get_parameter(name).to_local(), local), (moment, name, given, mesh)
+            torch.testing.assert_close(model(X), want(X))
+        assert torch.equal(model.shift, want.shift)
+
+
+def styles_without_a_source_keep_what_each_rank_has() -> None:
+    mesh, rank = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",)), dist.get_rank()
+    model, own = with_styles(mesh, src_data_rank=None), of_rank(rank)
+    assert torch.equal(model.up.weight.to_local(), own.up.weight.chunk(4)[rank])
+    assert torch.equal(model.down.weight.to_local(), own.down.weight) and torch.equal(model.shift, own.shift)
+    with pytest.raises(OptionError, match="there is no rank 4 on each axis"):
+        with_styles(mesh, src_data_rank=4)
+
+
+SCENARIOS = (
+    each_layout_and_source,
+    the_source_is_the_truth,
+    none_sends_nothing,
+    by_default_weights_are_compared,
+    styles_take_the_source_of_each_axis,
+    styles_without_a_source_keep_what_each_rank_has,
+)
 
 
 @pytest.fixture(scope="module")
