@@ -139,7 +139,7 @@ FALCON: dict[str, dict[str, Any]] = {
 
 @lru_cache
 def published(name: str) -> PlanningGraph:
-    """Two layers of width 1024 of transformers' GPT-2, GPT-NeoX, Falcon or Phi-3 (16 heads, in Phi-3 4 of keys and values), traced on meta."""
+    """Two layers of width 1024 of transformers' GPT-2, GPT-NeoX, Falcon or Phi-3 (16 heads, in Phi-3 4 of keys and values), on meta."""
     from transformers import AutoModelForCausalLM, FalconConfig, GPT2Config, GPTNeoXConfig, Phi3Config
 
     sizes = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "use_cache": False}
@@ -178,8 +178,8 @@ def reductions(plan: fxshard.ShardingPlan) -> list[str]:
     ],
 )
 def test_models_of_transformers_have_megatrons_collectives_without_pins(name: str, ranks: int, counts: list[int]) -> None:
-    """Four all-reduces a layer, two forward and two backward, with whole inputs and results. Where attention and MLP stand side by side, one
-    all-reduce serves both results, and backward one, or one for each norm."""
+    """Four all-reduces a layer, two forward and two backward, with whole inputs and results. Where attention and MLP stand side by side,
+    one all-reduce serves both results, and backward one, or one for each norm."""
     plan = plan_graph(published(name), fxshard.Mesh({"tp": ranks}, hardware="h100"), Request(input_layouts="R", output_layouts="R"))
     found = reductions(plan)
     assert plan.gap == 0 and set(found) == {"all_reduce"} and len(found) in counts, found
