@@ -98,7 +98,6 @@ TRAVEL = {"all_reduce": MATRICES, "dispatch": 2, "combine": 2, "all_to_all": 4}
     [
         ("dp_replicate ep", 512, {"dp_replicate": GRADIENTS, "ep": TRAVEL}),
         ("dp_shard cp", 2048, {"dp_shard": SHARDS, "cp": GRADIENTS}),
-        ("dp_shard ep", 512, {"dp_shard": SHARDS, "ep": {"all_reduce": MATRICES}}),
         ("cp tp", 512, {"cp": GRADIENTS, "tp": MEGATRON}),
         ("tp ep", 512, {"tp": MEGATRON, "ep": {"all_reduce": MATRICES}}),
     ],
@@ -111,10 +110,17 @@ def test_each_axis_has_the_collectives_of_its_word(axes: str, length: int, want:
         assert {kind: found[kind] for kind in kinds} == kinds and (axis in ("cp", "ep") or set(found) == set(kinds)), (axis, found)
 
 
+def test_beside_experts_fully_shard_gathers_the_other_matrices() -> None:
+    """Experts, sharded along another dim there, may be gathered or compute with their columns: the solver chooses."""
+    sent = [c for c in planned(large(), "dp_shard ep", "h100").collectives if c.axis == "dp_shard"]
+    assert {c.value for c in sent if c.kind == "all_gather"} >= {f"{name}_weight" for name in "qkvo"}
+    assert sum(c.kind == "reduce_scatter" and c.readers[0][0] == "output" for c in sent) >= len("qkvo")
+
+
 @pytest.mark.parametrize(
     ("axes", "want"),
     [
-        ("dp_shard ep", {"q_weight": "S(0)R", "mixture_experts_up": "S(0)S(0)", "args_0": "S(0)S(0)"}),
+        ("dp_shard ep", {"q_weight": "S(0)R", "mixture_experts_up": "S(2)S(0)", "args_0": "S(0)S(0)"}),
         ("cp tp", {"q_weight": "RS(0)", "args_0": "S(1)R"}),
         ("cp ep", {"q_weight": "RR", "mixture_experts_up": "RS(0)", "args_0": "S(1)S(0)"}),
     ],
