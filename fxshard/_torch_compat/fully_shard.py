@@ -1,4 +1,4 @@
-"""Private names of torch's FSDP2 (2.13; 2.15 has them too): takes ``fully_shard`` off a module, whose parameters stay the DTensors that they are.
+"""Private names of torch's FSDP2 (2.13, 2.15): takes ``fully_shard`` off a module, whose parameters stay the DTensors that they are.
 
 What would replace it: an inverse of ``fully_shard``.
 """
