@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
-RANKS = 2
+from fxshard.runtime.groups.local_ranks import wait_for
+
+RANKS, HOURS = 2, 1
+ORDER = ("right", "no sample", "wrong")
+"""Outcomes from good to bad; an error is worse than all of them."""
 OPTIONS = {"compiler": "eager", "timeout": 30.0}
 
 
@@ -38,31 +43,21 @@ def main(arguments: list[str] | None = None) -> int:
         rank_main(chosen.rank, chosen.store, chosen.entries)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "bench.dtensor_rules",
-            "--entries",
-            chosen.entries,
-            "--store",
-            str(Path(folder, "store")),
-        ]
+        command = [sys.executable, "-W", "ignore", "-m", "bench.dtensor_rules", "--entries", chosen.entries]
+        command += ["--store", str(Path(folder, "store"))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(RANKS)]
-        return max(abs(rank.wait()) for rank in ranks)
+        wait_for(ranks, HOURS * 3600, "ask fewer --entries")
+        return 0
 
 
 def rank_main(rank: int, store: str, entries: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
     chosen = [entry for entry in op_db if fnmatch.fnmatch(entry.full_name, entries)]
     outcomes = {entry.full_name: agreed(eager(entry, mesh)) for entry in chosen}
-    failing = [
-        entry for entry in chosen if outcomes[entry.full_name] not in ("right", "wrong", "no sample")
-    ]  # drawn numbers differ, which is no failure
+    failing = [entry for entry in chosen if outcomes[entry.full_name] not in ORDER]
 
     import fxshard.runtime.backend.backend  # noqa: F401  (torch.compile does this when it looks up the backend)
 
@@ -71,7 +66,8 @@ def rank_main(rank: int, store: str, entries: str) -> None:
         print(tabulate(rows, headers=("entry", "compiled by fxshard", "eager DTensor without fxshard"), maxcolwidths=[None, 80, 60]))
         counts = Counter(outcome if outcome in ("right", "wrong") else "refused or failed" for _, outcome, _ in rows)
         asked = len(chosen) - sum(outcome == "no sample" for outcome in outcomes.values())
-        print(f"{asked} entries asked, {len(failing)} fail in eager DTensor; of these: {dict(counts)}")
+        print(f"{asked} entries asked, {len(failing)} fail in eager DTensor; of these, compiled by fxshard: {dict(counts)}")
+        print("other numbers in eager DTensor:", ", ".join(name for name, outcome in outcomes.items() if outcome == "wrong"))
     dist.barrier()
 
 
@@ -79,7 +75,7 @@ def agreed(outcome: str) -> str:
     """The worst outcome of all ranks, so that all go on with the same entries."""
     found: list[Any] = [None] * RANKS
     dist.all_gather_object(found, outcome)
-    return next((one for one in found if one != "right"), "right")
+    return max(found, key=lambda one: ORDER.index(one) if one in ORDER else len(ORDER))
 
 
 def eager(entry: Any, mesh: DeviceMesh) -> str:
@@ -103,8 +99,9 @@ def outcome_of(entry: Any, mesh: DeviceMesh, call: Any) -> str:
     if sample is None:
         return "no sample"
     arguments = ((sample.input, *sample.args), sample.kwargs)
+    plain = tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, arguments)  # some entries write to them
     try:
-        want = entry.op(*arguments[0], **arguments[1])
+        want = entry.op(*plain[0], **plain[1])
     except Exception:
         return "no sample"  # one device cannot do it
     try:

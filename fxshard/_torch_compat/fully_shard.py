@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -30,7 +31,10 @@ def sharded_parameters(module: Any) -> list[DTensor]:
 
 
 def more_than_layouts(module: Any) -> Iterator[tuple[str, str]]:
-    """(what, remedy) for all that ``fully_shard`` was asked to do with the parameters of ``module`` that their layouts do not say."""
+    """(what, remedy) for what ``fully_shard`` was asked to do that neither layouts of parameters nor a plan say.
+
+    What a plan decides itself is no more: when to gather and to free, in what order, and prefetching.
+    """
     policy, groups = fully_shard.state(module)._mp_policy, fully_shard.state(module)._fsdp_param_groups
     if any(t is not None for t in (policy.param_dtype, policy.reduce_dtype, policy.output_dtype)):
         yield "an mp_policy", "leave mp_policy out, and pass mixed_precision=fxshard.MixedPrecision(...) to parallelize"
@@ -40,6 +44,10 @@ def more_than_layouts(module: Any) -> Iterator[tuple[str, str]]:
         yield "a gradient_divide_factor", "divide the loss instead: gradients are those of the loss of the whole batch"
     if any(group._all_reduce_hook is not None for group in groups):
         yield "an all_reduce_hook", "leave it out: the plan reduces gradients"
+    if any(type(g._all_gather_comm) is not DefaultAllGather or type(g._reduce_scatter_comm) is not DefaultReduceScatter for g in groups):
+        yield "communication of its own", "leave set_custom_all_gather and set_custom_reduce_scatter out: the plan communicates"
+    if wrapped := [name for name, value in vars(module).items() if _is_forward_method(value)]:
+        yield f"register_fsdp_forward_method of {', '.join(wrapped)}", "leave it out: only forward is sharded, and what it calls"
     if not all(group.reduce_grads and group.all_reduce_grads for group in groups):
         yield "set_requires_gradient_sync(False)", "set it to True; fxshard.no_sync leaves gradients unreduced"
     if any(_is_pending(parameter) for group in groups for parameter in group.fsdp_params):
@@ -71,6 +79,12 @@ def _handles(state: Any) -> Iterator[Any]:
         yield from (parameter._post_load_hook_handle for parameter in group.fsdp_params)
         yield from group._module_to_pre_save_state_dict_hook_handle.values()
         yield from group._module_to_pre_load_state_dict_hook_handle.values()
+
+
+def _is_forward_method(value: Any) -> bool:
+    """Whether ``register_fsdp_forward_method`` made this attribute: the code of its methods lies in that function."""
+    code = getattr(getattr(value, "__func__", None), "__code__", None)
+    return code is not None and code in register_fsdp_forward_method.__code__.co_consts
 
 
 def _is_pending(parameter: Any) -> bool:

@@ -62,6 +62,10 @@ class AxisPlan:
         """The placement of a result of a module, None: free."""
         return self.value(shape, first)
 
+    def is_returned_whole(self, module: str) -> bool:
+        """Whether results of ``module`` are whole where the model returns them."""
+        return False
+
     def unmatched(self, names: Collection[str]) -> list[str]:
         """What it says of modules or parameters that are not among ``names``."""
         return []
@@ -159,13 +163,13 @@ class ExpertParallel(AxisPlan):
         return any(_names(self.experts, ".".join(parts[:end])) for end in range(1, len(parts) + 1))
 
 
-COLUMNS, ROWS, WHOLE, FIRST = "columns", "rows", "whole", "first"
+COLUMNS, ROWS, WHOLE, FIRST, GATHERED = "columns", "rows", "whole", "first", "gathered"
 PACKED_COLUMNS, PACKED_ROWS = "packed columns", "packed rows"
 STYLES: dict[str, tuple[str | None, str | None]] = {
     "colwise": (COLUMNS, COLUMNS),
     "rowwise": (ROWS, None),
-    "colwise_gather_output": (COLUMNS, None),
-    "colwise_rep": (COLUMNS, None),
+    "colwise_gather_output": (COLUMNS, GATHERED),
+    "colwise_rep": (COLUMNS, GATHERED),
     "rowwise_split_input": (ROWS, None),
     "rowwise_rep": (ROWS, None),
     "embedding_rowwise": (FIRST, None),
@@ -186,8 +190,8 @@ STYLES: dict[str, tuple[str | None, str | None]] = {
 """Words of Hugging Face's ``tp_plan`` (transformers 5) -> how weights are sharded, and the module's result.
 
 Columns are outputs: dim -2 of a weight, the last dim of the result, and the bias; rows are inputs, dim -1 of a weight. Packed ones are
-those of several matrices in one weight, each of which is sharded. None: left to the solver, as are results that the module would reduce
-or gather: a condition would hold for the product itself, which would have to be computed whole."""
+those of several matrices in one weight, each of which is sharded. Gathered results are whole where the model returns them. None: left to
+the solver, as are results that the module would reduce: a condition would hold for the product itself, which would be computed whole."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,10 @@ class ByName(AxisPlan):
 
     def result(self, module: str, shape: Shape, first: Shape) -> Placement | None:
         how = self._style(module)[1]
-        return None if how is None or not shape else Shard(len(shape) - 1) if how == COLUMNS else Replicate()
+        return {COLUMNS: Shard(len(shape) - 1), WHOLE: Replicate()}.get(how or "") if shape else None
+
+    def is_returned_whole(self, module: str) -> bool:
+        return self._style(module)[1] == GATHERED
 
     def unmatched(self, names: Collection[str]) -> list[str]:
         return [glob for glob, _ in self.styles if not any(_names(glob, name) for name in names)]

@@ -200,6 +200,7 @@ def test_a_models_own_tp_plan_names_its_head_and_embedding(monkeypatch: pytest.M
     want = layouts_by_transformers(model, monkeypatch)
     assert {name: str(plan.specs[name.replace(".", "_")].outputs[0]) for name in want} == want
     assert want["lm_head.weight"] == want["model.embed_tokens.weight"] == "S(0)" and len(want) == 15
+    assert str(plan.specs["output"].inputs[0]) == "R"  # colwise_gather_output
     assert not [r for r in caplog.records if "matches no module" in r.message]
     out = fxshard.simulate(model, (tokens,), plan).outputs
     torch.testing.assert_close(out.logits, model(tokens).logits.detach(), rtol=1e-9, atol=1e-9)

@@ -25,7 +25,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.packing import packings_of
 from fxshard.passes.memory.offload import Offloading
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
-from fxshard.passes.planning.parallel_axes import axis_conditions, warn_of_unmatched
+from fxshard.passes.planning.parallel_axes import AxisCondition, axis_conditions, warn_of_unmatched
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel
@@ -197,20 +197,32 @@ class _Reader:
     def read_words(self, parallel: Parallel) -> None:
         """Adds what one-word plans say where nothing else is said of the same tensor and axis."""
         warn_of_unmatched(self.graph, parallel)
-        before, known = dict(self.values), set()
+        before, known = (dict(self.values), dict(self.results)), set()
         for one in axis_conditions(self.graph, parallel):
             axis = self.mesh.axis(one.axis)
-            if (one.node, axis) in known:  # several modules return it: the innermost, which came first, counts
-                continue
-            known.add((one.node, axis))
-            if not any(c.pattern[axis] is not None and not c.forbidden for c in before.get(one.node, ())):
-                place = Place(one.node)
-                found = pattern({one.axis: one.placement}, self.mesh, self._dims(place), one.node)
-                if _lacks_parts(found) and not self._parts(place):
-                    log.warning("%s: the model does not take %s apart; the solver chooses its layout", one.text, self.names.spelled(place))
+            for place in self._places(one):
+                key = one.node if place.result is None else place.result
+                if (key, axis) in known:  # several modules return it: the innermost, which came first, counts
                     continue
-                found = self._with_parts(place, found, one.node)
-                self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden, one.beside))
+                known.add((key, axis))
+                said = before[0].get(place.node, ()) if place.result is None else before[1].get(place.result, ())
+                if not any(c.pattern[axis] is not None and not c.forbidden for c in said):
+                    self._add_word(one, place)
+
+    def _places(self, one: AxisCondition) -> list[Place]:
+        if not one.returned:
+            return [Place(one.node)]
+        returned = operands(self.graph.module.graph.output_node())
+        ends = zip(self.graph.outputs, returned, strict=True)
+        return [Place(one.node, 0, i) for i, (end, node) in enumerate(ends) if end.kind == "output" and node.name == one.node]
+
+    def _add_word(self, one: AxisCondition, place: Place) -> None:
+        found = pattern({one.axis: one.placement}, self.mesh, self._dims(place), one.node)
+        if _lacks_parts(found) and not self._parts(place):
+            log.warning("%s: the model does not take %s apart; the solver chooses its layout", one.text, self.names.spelled(place))
+            return
+        found = self._with_parts(place, found, one.node)
+        self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden, one.beside))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)

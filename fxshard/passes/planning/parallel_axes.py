@@ -18,7 +18,8 @@ log = logging.getLogger("fxshard")
 @dataclass(frozen=True)
 class AxisCondition:
     """The value of ``node`` has ``placement`` on ``axis``, or does not if ``forbidden``; ``text``: the user's word, for errors.
-    ``beside``: placements that will do as well if another axis shards the same dim."""
+    ``beside``: placements that will do as well if another axis shards the same dim. ``returned``: the condition holds for the value
+    as the model returns it, if it does."""
 
     node: str
     axis: str
@@ -26,6 +27,7 @@ class AxisCondition:
     text: str
     forbidden: bool = False
     beside: tuple[Placement, ...] = ()
+    returned: bool = False
 
 
 def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCondition]:
@@ -54,6 +56,8 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
                 placement = plan.result(module, shape, first)
                 if placement is not None:
                     yield AxisCondition(node, axis, placement, texts[axis])
+                if plan.is_returned_whole(module):
+                    yield AxisCondition(node, axis, Replicate(), texts[axis], returned=True)
 
 
 def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel) -> None:

@@ -118,10 +118,13 @@ class _GraphRequest(RequestBuilder):
             for end in self.graph.inputs_of("parameter"):
                 shape, have = example_shape(self._value(end.name).shape), self._layout(end)
                 wanted = word.parameter(end.name, shape)
-                asked_for = Condition(pattern({axis: wanted}, self.mesh, len(shape), end.name), "", beside=word.beside(end.name, shape))
+                others = word.beside(end.name, shape)
+                asked_for = Condition(pattern({axis: wanted}, self.mesh, len(shape), end.name), "", beside=others)
                 whole = have[self.mesh.axis(axis)] == Replicate()
                 if not asked_for.admits(have) or (word.is_never_whole(end.name, shape) and whole):
                     asked = "sharded" if wanted is None else f"in {placement_str(wanted)}"
+                    if others and self.mesh.ndim > 1:
+                        asked += f" (or, where another axis shards that dim, in {' or '.join(map(placement_str, others))})"
                     what = f"parallel={{{axis!r}: {word}}} asks for parameter {end.name} {asked} on {axis!r}"
                     raise ConstraintError(f"{what}, but it is {_describe(self.named[end.name], self.mesh)}", remedy=DISTRIBUTE)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxshard._torch_compat.fully_shard import is_fully_sharded, more_than_layouts, sharded_parameters, take_off
 from fxshard.errors import OptionError, count_text
 from fxshard.mesh.mesh import as_mesh
-from fxshard.runtime.ranks.launch import announce
+from fxshard.runtime.ranks.launch import announce, ends_together, mesh_ranks
 
 TAKEN_OFF = (
     "torch's fully_shard was taken off %s: the plan gathers parameters and reduces gradients. Plain arguments are now whole tensors, "
@@ -18,25 +19,35 @@ TAKEN_OFF = (
 )
 
 
-def take_off_fully_shard(model: nn.Module, device_mesh: DeviceMesh) -> None:
+def take_off_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: float) -> None:
     """Undoes ``fully_shard`` on ``model`` and its submodules. Their parameters, and what optimisers hold, stay the same DTensors.
 
-    Raises OptionError, before anything changes, for another mesh, and if ``fully_shard`` was asked for more than layouts of parameters.
+    ``timeout``: seconds to wait for other ranks. Raises OptionError, before anything changes, for another mesh, and if ``fully_shard`` was
+    asked for what no plan takes over; RunError, with that reason, on ranks that have none of their own.
     """
     found = {name or "the model": module for name, module in model.named_modules() if is_fully_sharded(module)}
-    for name, module in found.items():
-        _check_mesh(name, module, device_mesh)
-        for what, remedy in more_than_layouts(module):
-            raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
+    if not found:
+        return
+    with ends_together("take fully_shard off", ranks=mesh_ranks(device_mesh), timeout=timeout):
+        for name, module in found.items():
+            _check_mesh(name, module, device_mesh)
+            for what, remedy in more_than_layouts(module):
+                raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
     for module in found.values():
         take_off(module)
-    if found:
-        announce(device_mesh, logging.WARNING, TAKEN_OFF, count_text(len(found), "module"))
+    announce(device_mesh, logging.WARNING, TAKEN_OFF, count_text(len(found), "module"))
 
 
 def _check_mesh(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-    known = as_mesh(device_mesh).axis_names
-    axes = {axis for parameter in sharded_parameters(module) for axis in as_mesh(parameter.device_mesh).axis_names}
-    if not axes <= set(known):
-        what = f"fully_shard of {name} is on a mesh of {', '.join(sorted(axes))}, parallelize on one of {', '.join(known)}"
-        raise OptionError(what, where=name, remedy="pass both the same mesh, or parallelize one that has its axes, by name")
+    for own in {parameter.device_mesh for parameter in sharded_parameters(module)}:
+        if not _is_part(own, device_mesh):
+            what = f"fully_shard of {name} is on {own}, which is no part of {device_mesh}"
+            raise OptionError(what, where=name, remedy="give parallelize the same mesh, or one of which it is a part, by names of axes")
+
+
+def _is_part(part: DeviceMesh, device_mesh: DeviceMesh) -> bool:
+    """Whether ``part`` has axes of ``device_mesh``, in their order and with the same ranks, on the same kind of device."""
+    axes, known = as_mesh(part).axis_names, as_mesh(device_mesh).axis_names
+    if axes != tuple(axis for axis in known if axis in axes) or part.device_type != device_mesh.device_type:
+        return False
+    return torch.equal(part.mesh, device_mesh.mesh if axes == known else device_mesh[axes].mesh)

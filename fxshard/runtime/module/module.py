@@ -55,6 +55,7 @@ from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf
 from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, read_options
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.calls.settings import Settings
+from fxshard.runtime.calls.waiting import dissolve
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
@@ -70,7 +71,6 @@ from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
 from fxshard.runtime.module.shard_arguments import ShardArguments
-from fxshard.runtime.module.waiting import dissolve
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import Fields, debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import (
@@ -123,7 +123,6 @@ def parallelize(
     check_gradient_hooks(model)
     check_device_mesh(device_mesh)
     settings = read_options(Settings, options, "parallelize")
-    take_off_fully_shard(model, device_mesh)
     return shard_module(model, device_mesh, settings, example_args, example_kwargs, train, plan, waiting)
 
 
@@ -153,6 +152,7 @@ def shard_module(
             "offload",
         )
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
+    take_off_fully_shard(model, device_mesh, settings.timeout)
     if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
         with timed("ask the compiler"):
             start_compiler_check(settings.cache)

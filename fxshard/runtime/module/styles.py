@@ -23,11 +23,11 @@ from fxshard.plans.parallel import AUTO, WORDS, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
+from fxshard.runtime.calls.waiting import WaitingForward, dissolve
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.module import shard_module
 from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, layout_or_part, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
-from fxshard.runtime.module.waiting import WaitingForward, dissolve
 from fxshard.runtime.rank_graph.bind import mesh_device
 
 Styles: TypeAlias = "ParallelStyle | Mapping[str, ParallelStyle]"
@@ -77,7 +77,7 @@ def parallelize_module(
         raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
     by_axis, words = split_plan(parallelize_plan, mesh)
     settings = read_options(Settings, {"parallel": words or None, **options}, "parallelize_module")
-    plain = {name for name, p in module.named_parameters() if not isinstance(p, DTensor)}
+    plain = {name for name, p in module.named_parameters(remove_duplicate=False) if not isinstance(p, DTensor)}
     for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
         parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)

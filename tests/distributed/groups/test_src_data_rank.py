@@ -121,6 +121,28 @@ def styles_take_the_source_of_each_axis() -> None:
         assert torch.equal(model.shift, want.shift)
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
+def styles_of_a_tied_weight_take_the_source_too() -> None:
+    """torch gives the styled module a weight of its own, which each tp row would keep otherwise."""
+    torch.manual_seed(100 + dist.get_rank())
+    model, source = Tied(), torch.Generator().manual_seed(0)
+    model.embed.weight.data.copy_(torch.rand(8, 4, generator=source) + dist.get_rank())
+    want = torch.rand(8, 4, generator=torch.Generator().manual_seed(0))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    fxshard.parallelize_module(model, square, {"tp": {"head": ColwiseParallel(output_layouts=Replicate())}}, compiler="eager")
+    weight = model.head.weight
+    assert torch.equal(weight.to_local(), want.chunk(2)[square.get_local_rank("tp")])
+
+
 def styles_without_a_source_keep_what_each_rank_has() -> None:
     mesh, rank = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",)), dist.get_rank()
     model, own = with_styles(mesh, src_data_rank=None), of_rank(rank)
@@ -136,6 +158,7 @@ SCENARIOS = (
     none_sends_nothing,
     by_default_weights_are_compared,
     styles_take_the_source_of_each_axis,
+    styles_of_a_tied_weight_take_the_source_too,
     styles_without_a_source_keep_what_each_rank_has,
 )
 

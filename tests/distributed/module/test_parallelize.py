@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fxshard
-from fxshard.errors import OptionError, PlanError, RunError, TraceError
+from fxshard.errors import FxshardError, OptionError, PlanError, RunError, TraceError
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
@@ -152,6 +153,9 @@ class Rows(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 9), nn.Linear(9, 1))
 
+    def rows(self, x: Tensor) -> Tensor:
+        return self(x)
+
 
 def step_of(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
     loss = model(x).square().mean()
@@ -191,21 +195,42 @@ def fully_sharded_by_torch() -> None:
 
 def fully_sharded_with_more_than_layouts() -> None:
     """Refused by name before anything changes."""
-    x = torch.randn(4, 6)
+    x, two_axes = torch.randn(4, 6), init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
     cases = {
         "has an mp_policy": (dict(mesh=mesh(), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32)), lambda m: None),
         "has an offload_policy": (dict(mesh=mesh(), offload_policy=CPUOffloadPolicy(pin_memory=False)), lambda m: None),
         "has a gradient_divide_factor": (dict(mesh=mesh()), lambda m: m.set_gradient_divide_factor(1.0)),
         "has set_requires_gradient_sync": (dict(mesh=mesh()), lambda m: m.set_requires_gradient_sync(False)),
-        "is on a mesh of axis0, parallelize on one of dp": ({}, lambda m: None),
+        "has communication of its own": (dict(mesh=mesh()), lambda m: m.set_custom_all_gather(OwnGather())),
+        "has an all_reduce_hook": (dict(mesh=two_axes), lambda m: m.set_all_reduce_hook(lambda x: None)),
+        "has register_fsdp_forward_method of rows": (dict(mesh=mesh()), lambda m: register_fsdp_forward_method(m, "rows")),
+        "has gradients that are not reduced yet": (dict(mesh=mesh()), with_pending_gradients),
+        "is on DeviceMesh": ({}, lambda m: None),
     }
     for said, (options, change) in cases.items():
         model = Rows()
         fully_shard(model, **options)
         change(model)
         with pytest.raises(OptionError, match=f"fully_shard of the model {said}"):
-            parallelize(model, (x,), mesh(), compiler="eager")
+            parallelize(model, (x,), options.get("mesh", mesh()), compiler="eager")
         assert isinstance(model, FSDPModule)
+    model = Rows()
+    fully_shard(model, mesh=mesh())
+    if dist.get_rank() == 0:  # the other rank has no reason of its own
+        model.set_requires_gradient_sync(False)
+    with pytest.raises(FxshardError, match="set_requires_gradient_sync"):
+        parallelize(model, (x,), mesh(), compiler="eager")
+    assert isinstance(model, FSDPModule)
+
+
+class OwnGather(DefaultAllGather):
+    """As torch's own."""
+
+
+def with_pending_gradients(model: Any) -> None:
+    model.set_requires_gradient_sync(False)
+    model(torch.randn(4, 6)).sum().backward()
+    model.set_requires_gradient_sync(True)
 
 
 def gradients_of_inputs() -> None:
