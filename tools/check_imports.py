@@ -24,7 +24,7 @@ PUBLIC_TORCH_ONLY = (PACKAGE, "examples")  # where private torch names are forbi
 
 LAYERS = (
     "errors",
-    "_torch_compat files collecting timeline",
+    "_torch_compat files collecting timeline compiled",
     "byte_sizes size_words",
     "progress text_table memory_profile mesh shapes",
     "layout graph views",
@@ -71,7 +71,8 @@ that has no line of its own belongs to the one that holds it."""
 
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages.split()}
 ALONE = "solver"
-"""Knows numbers only: its packages import nothing else of fxshard, nor torch."""
+"""Knows numbers only: its packages import nothing else of fxshard but ``TOOLS``, nor torch."""
+TOOLS = ("compiled",)
 
 
 @dataclass(frozen=True, order=True)
@@ -211,7 +212,7 @@ def check_direction(package: str, imports: list[Import]) -> Iterator[tuple[int, 
             yield item.line, f"{package} imports {item.path}", remedy
         if target is None or target == package:
             continue
-        if LAYER[target] >= LAYER[package] or (alone and target.split(".")[0] != ALONE):
+        if LAYER[target] >= LAYER[package] or (alone and target.split(".")[0] not in (ALONE, *TOOLS)):
             remedy = (
                 f"move what both need into a package below ({package} is in layer {LAYER[package]} of {TABLE}), or take it as an argument"
             )

@@ -35,7 +35,7 @@ class Pair:
 
 def compare(mesh: Mesh, shape: tuple[int, ...], most: int | None, ops: tuple[str, ...] = ("sum",)) -> list[Pair]:
     """All pairs of different layouts, or a fixed sample of at most ``most``, for which torch has a path too."""
-    layouts = list(filter(reductions_commute, all_layouts(len(shape), mesh.ndim, ops)))
+    layouts = list(filter(reductions_commute, all_layouts(len(shape), mesh.shape, ops)))
     every = list(itertools.permutations(layouts, 2))
     if most is not None and len(every) > most:
         every = random.Random(0).sample(every, most)

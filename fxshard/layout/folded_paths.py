@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -24,37 +25,53 @@ Edge = tuple[Layout, Step, Layout]
 Path = tuple[Edge, ...]
 
 
-def folded_paths(layouts: Sequence[Layout], ndim: int) -> Iterator[Path]:
-    """All such paths from each of ``layouts`` of a tensor of ``ndim`` dims; layouts that are equal but for a permutation of dims share
-    one search."""
+def folded_paths(layouts: Sequence[Layout], ndim: int, axes: Sequence[int]) -> Iterator[Path]:
+    """All such paths on ``axes`` from each of ``layouts`` of a tensor of ``ndim`` dims; layouts that are equal but for a permutation of
+    dims share one search."""
+    search = _Search(ndim)
     known: dict[Layout, list[Path]] = {}
+    renamings: dict[tuple[int, ...], _Renaming] = {}
     for layout in layouts:
         dims = [d for d in map(sharded_dim, layout) if d is not None]
-        names = list(dict.fromkeys([*dims, *range(ndim)]))
+        names = tuple(dict.fromkeys([*dims, *range(ndim)]))
         first = Layout(_renamed(p, {d: k for k, d in enumerate(names)}) for p in layout)
         if first not in known:
-            known[first] = list(_paths(first, ndim, ()))
-        yield from known[first] if names == sorted(names) else (_renamed_path(path, dict(enumerate(names))) for path in known[first])
+            known[first] = [path for path in search.paths(first, tuple(axes), 0) if len(path) > 1]
+        if names == tuple(range(ndim)):
+            yield from known[first]
+        else:
+            renaming = renamings.setdefault(names, _Renaming(names))
+            yield from (tuple(map(renaming.edge, path)) for path in known[first])
 
 
-def _paths(layout: Layout, ndim: int, path: Path) -> Iterator[Path]:
-    """Extends ``path`` by one axis at a time until no dim is folded; yields each complete path."""
-    still = [axis for axis in range(len(layout)) if all(step.axis != axis for _, step, _ in path)]
-    for axis in still:
-        for target in _targets(layout, axis, still, ndim):
-            step = single_step(axis, layout[axis], target)
-            if (
-                step is None
-                or step.kind not in STEP_ORDER
-                or (path and STEP_ORDER[path[-1][1].kind] > STEP_ORDER[step.kind])
-                or not is_legal(step, layout)
-            ):
-                continue
-            longer = *path, (layout, step, step.after(layout))
-            if not longer[-1][2].is_folded:
-                yield from [longer] if path else []
-            elif len(still) > 1:
-                yield from _paths(longer[-1][2], ndim, longer)
+class _Search:
+    """Paths to plain layouts; the layouts in between are folded. Many paths begin differently and end alike, so ends are remembered."""
+
+    def __init__(self, ndim: int) -> None:
+        self.ndim = ndim
+        self.known: dict[tuple[Layout, tuple[int, ...], int], list[Path]] = {}
+
+    def paths(self, layout: Layout, still: tuple[int, ...], order: int) -> list[Path]:
+        """Those from ``layout`` on which the axes ``still`` may move, by kinds of step whose place in the order is at least ``order``."""
+        if (layout, still, order) not in self.known:
+            self.known[layout, still, order] = list(self._extended(layout, still, order))
+        return self.known[layout, still, order]
+
+    def _extended(self, layout: Layout, still: tuple[int, ...], order: int) -> Iterator[Path]:
+        folded = {sharded_dim(p) for p in layout if nest_of(p)}
+        for axis in still:
+            others, left = tuple(a for a in still if a != axis), sharded_dim(layout[axis])
+            for target in _targets(layout, axis, still, self.ndim):
+                if not folded <= {left, sharded_dim(target)}:
+                    continue  # not legal, as most targets are
+                step = single_step(axis, layout[axis], target)
+                if step is None or STEP_ORDER.get(step.kind, -1) < order or not is_legal(step, layout):
+                    continue
+                edge = layout, step, step.after(layout)
+                if not edge[-1].is_folded:
+                    yield (edge,)
+                else:
+                    yield from ((edge, *rest) for rest in self.paths(edge[-1], others, STEP_ORDER[step.kind]))
 
 
 def _targets(layout: Layout, axis: int, still: Sequence[int], ndim: int) -> Iterator[Placement]:
@@ -62,24 +79,40 @@ def _targets(layout: Layout, axis: int, still: Sequence[int], ndim: int) -> Iter
     yield Replicate()
     for dim in range(ndim):
         held, nest = layout.held_on(dim), layout.nest_on(dim)
-        yield Shard(dim)
+        yield _shard(dim)
         if nest:
-            yield FoldedShard(dim, nest)
+            yield _shard(dim, nest)
             continue
         others = [a for a in still if a != axis and a not in held]
         for count in range(1, len(others) + 1):
             for more in itertools.combinations(others, count):
-                yield FoldedShard(dim, tuple(sorted((*held, axis, *more))))
+                yield _shard(dim, tuple(sorted((*held, axis, *more))))
 
 
-def _renamed_path(path: Path, names: dict[int, int]) -> Path:
-    layouts = [Layout(_renamed(p, names) for p in layout) for layout in (path[0][0], *(after for _, _, after in path))]
-    steps = [Step(step.kind, step.axis, _renamed(step.source, names), _renamed(step.target, names)) for _, step, _ in path]
-    return tuple(zip(layouts, steps, layouts[1:], strict=False))
+class _Renaming:
+    """Edges with other dims: dim k becomes ``names[k]``. Paths have many edges in common."""
+
+    def __init__(self, names: Sequence[int]) -> None:
+        self.names = dict(enumerate(names))
+        self.edges: dict[Edge, Edge] = {}
+
+    def edge(self, edge: Edge) -> Edge:
+        if edge not in self.edges:
+            before, step, after = edge
+            renamed = Step(step.kind, step.axis, _renamed(step.source, self.names), _renamed(step.target, self.names))
+            self.edges[edge] = self._layout(before), renamed, self._layout(after)
+        return self.edges[edge]
+
+    def _layout(self, layout: Layout) -> Layout:
+        return Layout(_renamed(p, self.names) for p in layout)
 
 
 def _renamed(placement: Placement, names: dict[int, int]) -> Placement:
-    dim, nest = sharded_dim(placement), nest_of(placement)
-    if dim is None:
-        return placement
-    return FoldedShard(names[dim], nest) if nest else Shard(names[dim])
+    dim = sharded_dim(placement)
+    return placement if dim is None else _shard(names[dim], nest_of(placement))
+
+
+@lru_cache(maxsize=4096)
+def _shard(dim: int, nest: tuple[int, ...] = ()) -> Placement:
+    """Torch's placements take long to make."""
+    return FoldedShard(dim, nest) if nest else Shard(dim)

@@ -387,11 +387,21 @@ def normalised_placement(placement: Placement, ndim: int, what: str) -> Placemen
     return PackedShard(placement.dim % ndim, placement.parts) if isinstance(placement, PackedShard) else Shard(placement.dim % ndim)
 
 
-def all_layouts(ndim: int, axes: int, reduce_ops: Iterable[str] = ("sum",), packed: Sequence[PackedShard] = ()) -> list[Layout]:
-    """Every layout of an ``ndim``-dim tensor, replicated first, for searches and tests; ``packed``: ways to pack its dims, last."""
+def canonical(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
+    """``layout`` with Replicate on axes of one rank, where all placements mean the same."""
+    if 1 not in mesh_shape:
+        return layout
+    return Layout(p if ranks > 1 else Replicate() for p, ranks in zip(layout, mesh_shape, strict=True))
+
+
+def all_layouts(
+    ndim: int, mesh_shape: Sequence[int], reduce_ops: Iterable[str] = ("sum",), packed: Sequence[PackedShard] = ()
+) -> list[Layout]:
+    """Every canonical layout of an ``ndim``-dim tensor, replicated first, for searches and tests; ``packed``: ways to pack its dims,
+    last."""
     one = [Replicate(), *(Shard(d) for d in range(ndim)), *(Partial(op) for op in reduce_ops)]
-    plain = [Layout(p) for p in itertools.product(one, repeat=axes)]
+    plain = [Layout(p) for p in itertools.product(*(one if ranks > 1 else one[:1] for ranks in mesh_shape))]
     if not packed:
         return plain
-    mixed = (Layout(p) for p in itertools.product([*one, *packed], repeat=axes))
+    mixed = (Layout(p) for p in itertools.product(*([*one, *packed] if ranks > 1 else one[:1] for ranks in mesh_shape)))
     return [*plain, *(layout for layout in mixed if layout.packed and all(len(layout.held_on(p.dim)) == 1 for p in layout.packed))]

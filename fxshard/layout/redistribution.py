@@ -21,7 +21,8 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.errors import LayoutError
 from fxshard.layout.folded_paths import Edge, folded_paths
-from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
+from fxshard.layout.layouts import Layout, all_layouts, canonical, ceil_shape
+from fxshard.layout.shortest_paths import DIRECT, all_pairs, along
 from fxshard.layout.steps import (
     COLLECTIVES,
     LOCAL_STEPS,
@@ -66,11 +67,14 @@ __all__ = [
 ]
 
 
-def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...], packed: tuple[PackedShard, ...] = ()) -> Iterator[tuple[Step, Layout]]:
-    """Steps between plain layouts from ``layout``: an axis may leave or enter a dim only if no later axis shards that dim. ``packed``: ways
-    to pack dims; an axis may enter a packed dim only alone."""
+def _neighbours(
+    layout: Layout, ndim: int, axes: Iterable[int], ops: tuple[str, ...], packed: tuple[PackedShard, ...] = ()
+) -> Iterator[tuple[Step, Layout]]:
+    """Steps of one of ``axes`` between plain layouts from ``layout``: an axis may leave or enter a dim only if no later axis shards that
+    dim. ``packed``: ways to pack dims; an axis may enter a packed dim only alone."""
     closed = {p.dim for p in layout.packed}
-    for axis, source in enumerate(layout):
+    for axis in axes:
+        source = layout[axis]
         later = {p.dim for p in layout[axis + 1 :] if isinstance(p, Shard)}
         if isinstance(source, Shard) and source.dim in later:
             continue
@@ -85,8 +89,9 @@ def _neighbours(layout: Layout, ndim: int, ops: tuple[str, ...], packed: tuple[P
 
 def steps(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price = bytes_price) -> tuple[Step, ...]:
     """The cheapest steps from ``source`` to ``target`` for a tensor of global ``shape`` (``itemsize`` bytes per element); for several
-    shapes, the cheapest in the weighted mean."""
+    shapes, the cheapest in the weighted mean. None for axes of one rank."""
     known = shape if isinstance(shape, WeightedShapes) else tuple(shape)
+    source, target = (canonical(layout, mesh.shape) for layout in (source, target))
     return path_table_for((source, target), known, itemsize, mesh, price).steps(source, target)
 
 
@@ -103,6 +108,7 @@ def price_along(source: Layout, path: tuple[Step, ...], shape: AnyShape, itemsiz
 @lru_cache(maxsize=65536)
 def path_bytes(source: Layout, target: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, axis: int) -> float:
     """Bytes that each rank sends on one axis along the cheapest path from ``source`` to ``target``; 0 if there is no path."""
+    source, target = (canonical(layout, mesh.shape) for layout in (source, target))
     paths = path_table_for((source, target), shape, itemsize, mesh, price)
     if not np.isfinite(paths.prices[paths.index[source], paths.index[target]]):
         return 0.0
@@ -137,7 +143,7 @@ def _bucketed(
     source: Layout, target: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, saving: Price
 ) -> tuple[tuple[Step, ...], float]:
     """The cheaper of ``path`` (the cheapest without saving) and the single step to ``target``, if there is one."""
-    near = _neighbours(source, len(shape), _partial_ops(source, target), _packed(source, target))
+    near = _neighbours(source, len(shape), _moving(mesh.shape), _partial_ops(source, target), _packed(source, target))
     candidates = [path, *((step,) for step, after in near if after == target and (step,) != path)]
     costs = [bucketed_price(source, one, shape, itemsize, mesh, price, saving) for one in candidates]
     return min(zip(candidates, costs, strict=True), key=lambda found: found[1])
@@ -173,14 +179,19 @@ class _Graph:
     paths: tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
+def _moving(mesh_shape: Sequence[int]) -> list[int]:
+    """The axes whose placements matter."""
+    return [axis for axis, ranks in enumerate(mesh_shape) if ranks > 1]
+
+
 @lru_cache(maxsize=256)
-def _graph(ndim: int, axes: int, ops: tuple[str, ...], packed: tuple[PackedShard, ...] = ()) -> _Graph:
-    plain = all_layouts(ndim, axes, ops, packed)
+def _graph(ndim: int, mesh_shape: tuple[int, ...], ops: tuple[str, ...], packed: tuple[PackedShard, ...] = ()) -> _Graph:
+    """``mesh_shape``: all axes with several ranks are as good as one with two."""
+    plain, axes = all_layouts(ndim, mesh_shape, ops, packed), _moving(mesh_shape)
     known = [layout for layout in plain if reductions_commute(layout)]
-    single: list[tuple[Edge, ...]] = [
-        ((layout, step, after),) for layout in known for step, after in _neighbours(layout, ndim, ops, packed) if reductions_commute(after)
-    ]
-    paths = [*single, *folded_paths([layout for layout in known if not layout.packed and not layout.expert_axes], ndim)]
+    near = ((layout, step, after) for layout in known for step, after in _neighbours(layout, ndim, axes, ops, packed))
+    single: list[tuple[Edge, ...]] = [(edge,) for edge in near if reductions_commute(edge[-1])]
+    paths = [*single, *folded_paths([layout for layout in known if not layout.packed and not layout.expert_axes], ndim, axes)]
     edges = list(dict.fromkeys(itertools.chain.from_iterable(paths)))
     layouts = list(dict.fromkeys([*plain, *(layout for before, _, after in edges for layout in (before, after))]))
     place, number = ({one: k for k, one in enumerate(found)} for found in (layouts, edges))
@@ -216,7 +227,7 @@ class PathTable:
     def __init__(
         self, shape: AnyShape, itemsize: int, mesh: Mesh, ops: tuple[str, ...], price: Price, packed: tuple[PackedShard, ...] = ()
     ) -> None:
-        self._graph = graph = _graph(len(shape), mesh.ndim, ops, packed)
+        self._graph = graph = _graph(len(shape), tuple(min(ranks, 2) for ranks in mesh.shape), ops, packed)
         self.layouts = list(graph.layouts[: graph.count])
         self.tensor = shape, itemsize, mesh
         self._bucketed: dict[Price, np.ndarray] = {}
@@ -230,7 +241,7 @@ class PathTable:
             total = prices[path[0]] if len(path) == 1 else sum(prices[k] for k in path)
             if total < weights[i, j]:
                 weights[i, j], hops[i, j], self._direct[i, j] = total, len(path) + (len(path) > 1) / 2, path
-        self.prices, self.via = _all_pairs(weights, hops)
+        self.prices, self.via = all_pairs(weights, hops)
 
     def steps(self, source: Layout, target: Layout) -> tuple[Step, ...]:
         """The steps of the cheapest path; raises LayoutError if there is none."""
@@ -278,34 +289,20 @@ class PathTable:
         prices = _edge_prices(self._graph, shape, itemsize, mesh, price)
         return [one if step.is_collective else 0.0 for one, (_, step, _) in zip(prices, self._graph.edges, strict=True)]
 
-    def _along(self, figures: Sequence[float]) -> np.ndarray:
-        """(layouts, layouts) sums of a figure of each single step along each path; 0 if there is no path. Each sum comes from those of the
-        two halves of its path."""
-        known = {pair: sum(figures[k] for k in path) for pair, path in self._direct.items() if self.via[pair] < 0}
-
-        def total(i: int, j: int) -> float:
-            if i == j:
-                return 0.0
-            if (i, j) not in known:
-                middle = int(self.via[i, j])
-                known[i, j] = total(i, middle) + total(middle, j)
-            return known[i, j]
-
-        found = np.zeros(self.prices.shape)
-        for i, j in zip(*np.nonzero(np.isfinite(self.prices)), strict=True):
-            found[i, j] = total(int(i), int(j))
-        return found
+    def _along(self, figures: Sequence[float] | np.ndarray) -> np.ndarray:
+        """(layouts, layouts) sums of a figure of each single step along each path; 0 if there is no path."""
+        each = np.zeros(self.prices.shape)
+        for pair, path in self._direct.items():
+            each[pair] = sum(figures[k] for k in path)
+        direct = np.zeros(self.prices.shape, dtype=bool)
+        direct[tuple(np.array(list(self._direct)).T)] = True
+        return along(each, direct & (self.via == DIRECT), self.via, np.isfinite(self.prices))
 
     def path(self, i: int, j: int) -> list[int]:
         middle = self.via[i, j]
         if middle < 0:
             return [i] if i == j else [i, j]
         return self.path(i, middle)[:-1] + self.path(middle, j)
-
-
-TIE = 1e-7
-"""Added to the price of each step, so that of two equal paths the one with fewer steps wins; half of it is added to a path through folded
-layouts, so that of equally many steps those on plain layouts win."""
 
 
 @lru_cache(maxsize=4096)
@@ -319,22 +316,3 @@ def path_table_for(layouts: Iterable[Layout], shape: AnyShape, itemsize: int, me
     """The table that contains all of these layouts."""
     known = tuple(layouts)
     return path_table(shape, itemsize, mesh, _partial_ops(*known), price, _packed(*known))
-
-
-def _all_pairs(weights: np.ndarray, hops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Prices of the cheapest paths and, for each pair, an intermediate node (-1: the direct edge).
-
-    ``hops``: steps of each direct edge, plus 1/2 for a path through folded layouts. ``TIE`` per hop breaks ties, but is not part of the
-    prices.
-    """
-    prices = weights.copy()
-    distance = weights + TIE * hops
-    via = np.full(weights.shape, -1, dtype=np.int32)
-    for k in range(len(weights)):
-        through = distance[:, k, None] + distance[None, k, :]
-        better = through < distance - 1e-12
-        if better.any():
-            np.copyto(distance, through, where=better)
-            np.copyto(prices, prices[:, k, None] + prices[None, k, :], where=better)
-            via[better] = k
-    return prices, via

@@ -7,13 +7,13 @@ Everything before the plan only decides, everything after it only obeys: lowerin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from fxshard.errors import PlanError, closest
-from fxshard.layout.layouts import Layout, ceil_shape
+from fxshard.layout.layouts import Layout, canonical, ceil_shape
 from fxshard.layout.redistribution import Step, exchange_shape, sent_bytes, walk
 from fxshard.mesh.mesh import Mesh
 from fxshard.plans.offload import Offload
@@ -50,6 +50,10 @@ class OpSpec:
     def is_on_experts(self) -> bool:
         """Whether it has rows on the ranks of their experts, which the layouts alone do not describe."""
         return any(layout.expert_axes for layout in (*self.inputs, *self.outputs))
+
+    def canonical(self, mesh_shape: Sequence[int]) -> OpSpec:
+        """The spec with Replicate on axes of one rank, where all placements mean the same."""
+        return OpSpec(*(tuple(canonical(layout, mesh_shape) for layout in side) for side in (self.inputs, self.outputs)))
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"

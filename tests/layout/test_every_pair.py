@@ -34,25 +34,25 @@ KINDS = [("a=4", (8, 4)), ("a=4", (5, 3)), ("a=2,b=2", (4, 6)), ("a=2,b=3", (7, 
 @pytest.mark.parametrize(("axes", "shape"), SUMS)
 def test_a_sample_of_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
     mesh = parse_mesh(axes)
-    run_pairs(pairs(all_layouts(len(shape), mesh.ndim), PAIRS_A_CASE), shape, mesh)
+    run_pairs(pairs(all_layouts(len(shape), mesh.shape), PAIRS_A_CASE), shape, mesh)
 
 
 @pytest.mark.parametrize(("axes", "shape"), KINDS)
 def test_a_sample_of_all_reductions(axes: str, shape: tuple[int, ...]) -> None:
     """These include pairs of different kinds of pending values."""
     mesh = parse_mesh(axes)
-    run_pairs(pairs(all_layouts(len(shape), mesh.ndim, REDUCE_OPS), PAIRS_A_CASE), shape, mesh)
+    run_pairs(pairs(all_layouts(len(shape), mesh.shape, REDUCE_OPS), PAIRS_A_CASE), shape, mesh)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axes", "shape"), SUMS)
 def test_all_pairs(axes: str, shape: tuple[int, ...]) -> None:
     mesh = parse_mesh(axes)
-    run_pairs(pairs(all_layouts(len(shape), mesh.ndim)), shape, mesh)
+    run_pairs(pairs(all_layouts(len(shape), mesh.shape)), shape, mesh)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("axes", "shape"), KINDS)
 def test_all_reductions(axes: str, shape: tuple[int, ...]) -> None:
     mesh = parse_mesh(axes)
-    run_pairs(pairs(all_layouts(len(shape), mesh.ndim, REDUCE_OPS)), shape, mesh)
+    run_pairs(pairs(all_layouts(len(shape), mesh.shape, REDUCE_OPS)), shape, mesh)

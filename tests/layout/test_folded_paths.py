@@ -47,7 +47,7 @@ L = Layout.parse
 )
 def test_each_path_is_right(axes: str, shape: tuple[int, ...], most: int, ops: tuple[str, ...]) -> None:
     mesh = parse_mesh(axes)
-    every = list(folded_paths(list(filter(reductions_commute, all_layouts(len(shape), mesh.ndim, ops))), len(shape)))
+    every = list(folded_paths(list(filter(reductions_commute, all_layouts(len(shape), mesh.shape, ops))), len(shape), range(mesh.ndim)))
     found: dict[Layout, list[Steps]] = {}
     for way in random.Random(0).sample(every, min(most, len(every))):
         assert all(at.is_folded for _, _, at in way[:-1]) and not way[-1][2].is_folded
@@ -126,7 +126,7 @@ def cheapest(source: Layout, shape: tuple[int, ...], mesh: Mesh, price: Price) -
 def test_no_path_of_legal_steps_is_cheaper(axes: str, shape: tuple[int, ...], sources: int, kind: str) -> None:
     mesh = parse_mesh(axes, "h100")
     price = bytes_price if kind == "bytes" else time_price(mesh)
-    every = all_layouts(len(shape), mesh.ndim)
+    every = all_layouts(len(shape), mesh.shape)
     paths = path_table_for(every, shape, 4, mesh, price)
     for source in random.Random(3).sample(every, min(sources, len(every))):
         best = cheapest(source, shape, mesh, price)

@@ -135,10 +135,10 @@ def test_negative_dims_count_from_the_end() -> None:
 
 
 def test_all_layouts_is_complete_and_starts_with_replicated() -> None:
-    found = all_layouts(2, 2, ("sum", "max"))
+    found = all_layouts(2, (2, 2), ("sum", "max"))
     assert found[0].is_replicated and len(found) == len(set(found)) == 5**2
     assert sum(layout.has_partial for layout in found) == 25 - 9
-    assert all_layouts(0, 1, ()) == [L("R")]
+    assert all_layouts(0, (2,), ()) == [L("R")]
     assert L("S(0)RS(0)").axes_on(0) == (0, 2) and L("S(0)RS(0)").axes_on(1) == ()
 
 

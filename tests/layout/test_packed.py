@@ -28,7 +28,7 @@ CASES = [
 @pytest.mark.parametrize(("axes", "shape", "packed"), CASES)
 def test_every_pair_of_layouts(axes: str, shape: tuple[int, ...], packed: PackedShard) -> None:
     mesh = parse_mesh(axes)
-    layouts = all_layouts(len(shape), mesh.ndim, packed=(packed,))
+    layouts = all_layouts(len(shape), mesh.shape, packed=(packed,))
     assert sum(layout.packed != () for layout in layouts) >= mesh.ndim
     run_pairs(pairs(layouts, 300), shape, mesh)
 
@@ -37,7 +37,7 @@ def test_every_pair_of_layouts(axes: str, shape: tuple[int, ...], packed: Packed
 def test_shards_and_blocks(axes: str, shape: tuple[int, ...], packed: PackedShard) -> None:
     mesh = parse_mesh(axes)
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    for layout in (one for one in all_layouts(len(shape), mesh.ndim, (), (packed,)) if one.packed):
+    for layout in (one for one in all_layouts(len(shape), mesh.shape, (), (packed,)) if one.packed):
         for coordinate in coordinates(mesh.shape):
             want = shard(whole, layout, mesh.shape, coordinate)
             assert local_shape(shape, layout, mesh.shape, coordinate) == tuple(want.shape)
@@ -60,7 +60,7 @@ def test_text_and_pickles() -> None:
 
 def test_only_one_axis_shards_a_packed_dim() -> None:
     packed = PackedShard(0, (8, 8))
-    assert all(len(layout.held_on(0)) == 1 for layout in all_layouts(2, 3, packed=(packed,)) if layout.packed)
+    assert all(len(layout.held_on(0)) == 1 for layout in all_layouts(2, (2, 2, 2), packed=(packed,)) if layout.packed)
     for source, target in (("S(0)R", packed), ("S(0:8+8)R", Layout.parse("S(0)")[0])):
         step = single_step(1, Layout.parse("R")[0], target)
         assert step is not None and not is_legal(step, Layout.parse(source))

@@ -24,7 +24,7 @@ L = Layout.parse
 
 @lru_cache
 def probes(axes: str, ndim: int) -> list[tuple[Layout, Layout]]:
-    return random.Random(1).sample(list(itertools.product(all_layouts(ndim, parse_mesh(axes).ndim), repeat=2)), 60)
+    return random.Random(1).sample(list(itertools.product(all_layouts(ndim, parse_mesh(axes).shape), repeat=2)), 60)
 
 
 @pytest.mark.parametrize("axes", ["a=2,b=3", "a=2,b=2,c=2"])
@@ -93,7 +93,7 @@ def test_bytes_on_one_axis_are_those_of_the_shard_on_the_others() -> None:
 def test_predicted_bytes_are_those_of_the_buffers_issued(axes: str, shape: tuple[int, ...]) -> None:
     """The bytes follow from the ring formulas and the buffer that a rank passes in; the plan knows the shape of each buffer."""
     mesh = parse_mesh(axes)
-    for source, targets in pairs(all_layouts(len(shape), mesh.ndim), 120).items():
+    for source, targets in pairs(all_layouts(len(shape), mesh.shape), 120).items():
         entries = [Redistribution("x", shape, 8, source, t, steps(source, t, shape, 8, mesh), ()) for t in targets]
         planned = ShardingPlan(mesh, False, "", (), tuple(entries)).collectives
         issued = run(source, [entry.steps for entry in entries], shape, mesh)

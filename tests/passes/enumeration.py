@@ -141,7 +141,7 @@ class Enumeration:
             specs = [s for s in self.annotated.specs[node.name] if self.keep(node.name, s)]
             self.options.append(sorted(((s, node_time(call, s, mesh) if timed else 0.0) for s in specs), key=lambda o: o[1]))
         for k, node in enumerate(self.returned):
-            legal = all_layouts(node.meta["val"].dim(), mesh.ndim, reduce_ops=())
+            legal = all_layouts(node.meta["val"].dim(), mesh.shape, reduce_ops=())
             self.options.append([(OpSpec((layout,), ()), 0.0) for layout in legal if self.keep_result(k, layout)])
         named = {end.name: end.node for end in graph.inputs if end.kind != "tangent"} | {
             end.name.replace("tangents", "outputs"): end.node for end in graph.inputs_of("tangent")

@@ -39,7 +39,7 @@ def cheapest_path(
 ) -> tuple[Step, ...]:
     """The steps with the lowest mean cost, of all paths."""
     itemsize, mesh, price = rest
-    graph = _graph(len(shapes[0]), mesh.ndim, ("sum",))
+    graph = _graph(len(shapes[0]), mesh.shape, ("sum",))
     ways = nx.DiGraph()
     for i, step, j in graph.edges:
         each = [step_price(step, graph.layouts[i], shape, itemsize, mesh, price) for shape in shapes]

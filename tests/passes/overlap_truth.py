@@ -67,7 +67,7 @@ class Truth:
         window, made = self._window(value), value in self.made
         if not window:
             return 0.0
-        cut = [layout for layout in all_layouts(tensor.dim(), mesh.ndim, reduce_ops=()) if str(layout).count("S") == mesh.ndim]
+        cut = [layout for layout in all_layouts(tensor.dim(), mesh.shape, reduce_ops=()) if str(layout).count("S") == mesh.ndim]
         ends = [(Layout.parse("P" * mesh.ndim), layout) if made else (layout, Layout.parse("R" * mesh.ndim)) for layout in cut]
         full = min(_sent(*end, tensor, mesh) for end in ends)
         sent = _sent(have, want, tensor, mesh)

@@ -75,7 +75,7 @@ def test_costs_are_those_of_planning_again(number: int) -> None:
     for name in rng.sample(names(plan), 5):
         node = plan.node_of(name)
         shapes = next(n.shapes for n in plan.nodes if n.name == node)
-        layout = str(rng.choice(all_layouts(len(shapes[0]), mesh.ndim, ("sum",))))
+        layout = str(rng.choice(all_layouts(len(shapes[0]), mesh.shape, ("sum",))))
         (choice,) = plan.explain(name if len(shapes) == 1 else f"{name}[0]", layout).choices
         pin = (layout, *[None] * (len(shapes) - 1)) if len(shapes) > 1 else layout
         try:

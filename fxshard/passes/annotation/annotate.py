@@ -357,11 +357,11 @@ def _replicated(call: Call, mesh: Mesh, reason: str) -> OpStrategy:
 
 
 def input_layouts(node: fx.Node, mesh: Mesh, *, packed: Sequence[PackedShard] = ()) -> list[Layout]:
-    """All layouts of a placeholder without Partial; tensors of unknown size stay whole. ``packed``: ways in which dims may be packed."""
+    """All canonical layouts of a placeholder without Partial; tensors of unknown size stay whole. ``packed``: ways to pack dims."""
     shape = plain_shape(node.meta["val"].shape)
     if UNKNOWN in shape:
         return [Layout.replicated(mesh.ndim)]
-    return all_layouts(len(shape), mesh.ndim, reduce_ops=(), packed=packed)
+    return all_layouts(len(shape), mesh.shape, reduce_ops=(), packed=packed)
 
 
 def cuts_one_element(layout: Layout, node: fx.Node, *, batch: bool) -> bool:

@@ -53,7 +53,7 @@ def verify_specs(annotated: Annotated, plan: ShardingPlan) -> None:
     for node in planned_nodes(annotated.graph):
         spec = plan.specs[node.name]
         legal = annotated.specs[node.name] if node.op != "output" else ()
-        if node.op != "output" and not any(s is spec for s in legal) and spec not in legal:
+        if node.op != "output" and not any(s is spec for s in legal) and spec.canonical(plan.mesh.shape) not in legal:
             remedy = "choose one of its OpSpecs; fxshard.plan(pins=...) fills in the rest"
             reason = fallbacks.get(node.name, "")
             if reason.startswith(NO_RULE):

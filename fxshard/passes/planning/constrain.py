@@ -167,6 +167,8 @@ class _Reader:
         self.names = Names(self.graph)
 
     def add(self, place: Place, condition: Condition) -> None:
+        if 1 in self.mesh.shape and all(placement is None for placement in condition.pattern):
+            return  # it is about axes of one rank only, where all placements mean the same
         if place.readers:
             for node, operand in place.readers:
                 self.reads[node] = (*self.reads.get(node, ()), (operand, condition))
@@ -371,7 +373,10 @@ def _lacks_parts(wanted: Pattern) -> bool:
 
 
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
-    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (other axes are free)."""
+    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (other axes are free).
+
+    An axis of one rank is free: all placements mean the same there.
+    """
     if isinstance(layout, str):
         layout = _parsed(layout)
     if isinstance(layout, Mapping):
@@ -389,7 +394,8 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
             f"layout {shown(layout)} of {what} has {count_text(len(layout), 'placement')}, the mesh has {axes} ({mesh})",
             remedy="give one placement per mesh axis, in mesh order",
         )
-    return tuple(None if p is None else normalised_placement(p, ndim, what) for p in layout)
+    found = [None if p is None else normalised_placement(p, ndim, what) for p in layout]
+    return tuple(p if ranks > 1 else None for p, ranks in zip(found, mesh.shape, strict=True))
 
 
 def _parsed(text: str) -> Sequence[Placement | None]:
@@ -461,7 +467,7 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
             remedy = f"name {target.args[0]} instead"
             raise ConstraintError(f"the plan names {node.name!r}, one output of an operator", where=PLAN_PINS, remedy=remedy)
         _check_spec(target, node.spec, mesh)
-        specs[node.name] = node.spec
+        specs[node.name] = node.spec.canonical(mesh.shape)
     return specs
 
 

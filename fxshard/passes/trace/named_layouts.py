@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import LayoutError, TraceError
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, producer, source_line
-from fxshard.layout.layouts import Layout, normalised_placement
+from fxshard.layout.layouts import Layout, canonical, normalised_placement
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
 
@@ -103,7 +103,7 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
 def _declares_shard(node: fx.Node, before: _Known) -> bool:
     """Whether ``from_local`` takes a value that is whole on every rank as this rank's part."""
     layout, declared = node.args[1], node.args[3]
-    parsed = Layout.parse(str(layout))
+    parsed = canonical(Layout.parse(str(layout)), parse_mesh(str(node.args[2])).shape)
     if declared and parsed.has_partial:
         what = "from_local declares a partial sum: each rank's own values are added up, and a plan has one whole value instead"
         raise TraceError(what, where=source_line(node), remedy="leave the value whole, or compute it in a local_map region")
@@ -151,8 +151,9 @@ def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpS
     one element. Raises TraceError for a layout that it cannot have, or if the mesh lacks its axes."""
     wanted = _wanted(node, mesh)
     found = tuple(spec for spec in specs if all(spec.outputs[0][axis] == placement for axis, placement in wanted.items()))
-    if not found and len(wanted) == mesh.ndim and not any(p.is_partial() for p in wanted.values()):
-        layout = Layout([wanted[axis] for axis in range(mesh.ndim)])
+    every = all(axis in wanted for axis, ranks in enumerate(mesh.shape) if ranks > 1)
+    if not found and every and not any(p.is_partial() for p in wanted.values()):
+        layout = Layout([wanted.get(axis, Replicate()) for axis in range(mesh.ndim)])
         return (OpSpec((layout,), (layout,)),)
     if not found:
         what = f"a value of shape {tuple(node.meta['val'].shape)} cannot be {node.args[1]} on {node.args[2]}"
@@ -179,10 +180,10 @@ def _wanted(node: fx.Node, mesh: Mesh) -> dict[int, Placement]:
 
 
 def placements_on_mesh(node: fx.Node, layout: str, axes: str, mesh: Mesh, who: str) -> dict[str, Placement]:
-    """``placements_on``; raises TraceError, worded with ``who``, unless the planning mesh has these axes."""
+    """``placements_on`` axes of several ranks; raises TraceError, worded with ``who``, unless the planning mesh has these axes."""
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     own = parse_mesh(axes)
     if any(sizes.get(name) != size for name, size in zip(own.axis_names, own.shape, strict=True)):
         what = f"{who} the mesh {axes}, the plan for {mesh}"
         raise TraceError(what, where=source_line(node), remedy="plan on a mesh whose axes have these names and sizes")
-    return placements_on(layout, axes)
+    return {name: p for name, p in placements_on(layout, axes).items() if sizes[name] > 1}

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fxshard.compiled import compiled
 from fxshard.solver.problem.arrays import FloatArray, IntArray
-from fxshard.solver.problem.compiled import compiled
 
 DENSE = 3
 """If at least a third of the columns are left, reading all of them contiguously is no slower than reading those by index."""

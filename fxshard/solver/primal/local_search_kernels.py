@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fxshard.compiled import compiled
 from fxshard.solver.problem.arrays import FloatArray, IntArray
-from fxshard.solver.problem.compiled import compiled
 from fxshard.solver.problem.row_uses import MovedUses
 from fxshard.solver.problem.transfers import paid
 from fxshard.solver.problem.uses import FlatUses

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fxshard.compiled import compiled
 from fxshard.solver.problem.arrays import FloatArray, IntArray, starts
-from fxshard.solver.problem.compiled import compiled
 from fxshard.solver.problem.transfers import Flat, Transfer, Transfers, add, paid
 
 

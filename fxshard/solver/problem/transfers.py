@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fxshard.compiled import compiled
 from fxshard.solver.problem.arrays import BoolArray, FloatArray, IntArray, starts
-from fxshard.solver.problem.compiled import compiled
 
 
 @dataclass(frozen=True)

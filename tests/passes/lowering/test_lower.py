@@ -122,7 +122,7 @@ def test_results_in_different_layouts_share_no_redistribution() -> None:
 def test_size_classes_are_the_distinct_sizes_of_shards() -> None:
     """Ranks are in one class when, for every tensor and at each level of nesting, they hold chunks of one size."""
     mesh = Mesh({"a": 2, "b": 3})
-    tensors = [((7, 4), layout) for layout in all_layouts(2, 2, ())] + [((12, 6), layout) for layout in all_layouts(2, 2, ())]
+    tensors = [((7, 4), layout) for layout in all_layouts(2, (2, 2), ())] + [((12, 6), layout) for layout in all_layouts(2, (2, 2), ())]
     found = size_classes(cuts(tensors, mesh), mesh)
     sizes = {c: tuple(tuple(shard(torch.empty(s), layout, mesh.shape, c).shape) for s, layout in tensors) for c in mesh.coordinates()}
     for one in mesh.coordinates():

@@ -63,7 +63,7 @@ def test_redistributions(name: str, mesh: Mesh) -> None:
     """For random pairs of layouts the prediction is an upper bound. It is exact if the path has one step and the input no gaps."""
     value, draw = VALUES[name], random.Random(name)
     ops = ("sum", "avg", "max") if value.is_floating_point() else ()
-    layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))
+    layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.shape, ops)))
     paths = path_table_for(layouts, tuple(value.shape), value.dtype.itemsize, mesh, bytes_price)
     for have, want in (draw.sample(layouts, 2) for _ in range(60)):
         path = list(walk(have, paths.steps(have, want)))
@@ -83,8 +83,8 @@ def test_steps_of_folded_paths(name: str, mesh: Mesh) -> None:
     """For a single step the prediction is exact; for an input with gaps it is an upper bound."""
     value = VALUES[name]
     ops = ("sum", "avg") if value.is_floating_point() else ()
-    layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.ndim, ops)))
-    edges = list(dict.fromkeys(edge for way in folded_paths(layouts, value.dim()) for edge in way))
+    layouts = list(filter(reductions_commute, all_layouts(value.dim(), mesh.shape, ops)))
+    edges = list(dict.fromkeys(edge for way in folded_paths(layouts, value.dim(), range(mesh.ndim)) for edge in way))
     for layout, step, after in random.Random(name).sample(edges, min(50, len(edges))):
         said, behind = workspace.of_move(value, layout, [step], mesh)
         ends = sum(bytes_at_ends(value, layout, after, mesh)) + behind

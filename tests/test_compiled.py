@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 LOOP = """
-from fxshard.solver.problem.compiled import compiled
+from fxshard.compiled import compiled
 
 @compiled
 def total(count):

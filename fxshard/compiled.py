@@ -63,5 +63,5 @@ def _jit(kernel: Callable[..., Any]) -> Any:
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        log.warning("the solver's loops are compiled in every process (10 to 30 seconds): %s; set NUMBA_CACHE_DIR", error)
+        log.warning("loops are compiled in every process (10 to 30 seconds): %s; set NUMBA_CACHE_DIR", error)
         return numba.njit(**OPTIONS)(kernel)
