@@ -16,7 +16,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.graph.objects import Counted, is_length, leaves_in_objects, length_of, open_call, outputs_in_objects
-from fxshard.layout.layouts import Layout, chunk_lengths
+from fxshard.layout.layouts import Layout, canonical, chunk_lengths
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.options import check_device_mesh
@@ -120,6 +120,12 @@ def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     return [path_name(path) for path, _ in pytree.tree_flatten_with_path(open_call(args, kwargs)[:2])[0]]
 
 
+def has_layout(value: DTensor, layout: Layout) -> bool:
+    """Whether a DTensor is in ``layout``; on axes of one rank, all placements mean the same."""
+    shape = tuple(value.device_mesh.shape)
+    return canonical(Layout(value.placements), shape) == canonical(layout, shape)
+
+
 def layout_of(value: torch.Tensor, mesh: Mesh) -> Layout:
     """The layout of a user's tensor on the mesh: a plain tensor is replicated."""
     return Layout(value.placements) if isinstance(value, DTensor) else Layout.replicated(mesh.ndim)
@@ -142,7 +148,7 @@ def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
         if not isinstance(value, DTensor):
             moved = value.to(device)
             return moved if whole else scatter(moved.detach(), layout, bound.program.mesh, bound.coordinate)
-        if value.placements != placements:
+        if value.placements != placements and not has_layout(value, layout):
             raise PlanError(
                 f"{name} is a DTensor in {Layout(value.placements)}, the plan reads it in {layout}",
                 remedy=f"plan with input_layouts={{{name!r}: '{Layout(value.placements)}'}}, or redistribute it before the call",

@@ -21,7 +21,7 @@ from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.plans.offload import PARAMETERS
 from fxshard.program.sharded_program import ShardedProgram
-from fxshard.runtime.calls.inputs import as_dtensor
+from fxshard.runtime.calls.inputs import as_dtensor, has_layout
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.optim.anomaly import agree_on_anomalies
 from fxshard.runtime.optim.grad_scaler import agree_on_overflows
@@ -71,7 +71,7 @@ def check_parameters(model: nn.Module, program: ShardedProgram) -> None:
     layouts = parameter_layouts(program)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         layout = layouts.get(name)
-        if layout is not None and (not isinstance(parameter, DTensor) or tuple(parameter.placements) != tuple(layout)):
+        if layout is not None and not (isinstance(parameter, DTensor) and has_layout(parameter, layout)):
             have = Layout(parameter.placements) if isinstance(parameter, DTensor) else "a plain tensor"
             raise PlanError(f"parameter {name} is {have}, the plan reads it in {layout}", remedy="plan with the parameters as they are")
 
@@ -172,7 +172,7 @@ def shard_tensor(
     """``parameter`` as a DTensor in ``layout``; a shard gets memory of its own. ``source`` as in ``shard_parameters``."""
     if isinstance(parameter, DTensor):
         parameter = on_mesh(parameter, device_mesh)
-        return parameter if tuple(parameter.placements) == tuple(layout) else parameter.redistribute(placements=tuple(layout)).detach()
+        return parameter if has_layout(parameter, layout) else parameter.redistribute(placements=tuple(layout)).detach()
     mesh = as_mesh(device_mesh)
     coordinate = tuple(device_mesh.get_coordinate() or ())
     if parameter.is_meta:

