@@ -112,7 +112,8 @@ def test_dynamic_sizes(tmp_path: Path) -> None:
     fxshard.export(model, call(7), fxshard.Mesh({"dp": 2, "tp": 2}), replan=True, dynamic_shapes=sizes).save(path)
     for axes in ({"tp": 3}, {"x": 1}):
         program = fxshard.load(path).replan(fxshard.Mesh(axes), pins={"up.weight": "S(0)"})
-        assert [one.name for one in program.sizes] == ["rows", "all"] and program.collectives
+        assert [one.name for one in program.sizes] == ["rows", "all"]
+        assert bool(program.collectives) == (program.mesh.size > 1)
         program.save(path)
         for rows in (7, 4, 13):
             args = call(rows)

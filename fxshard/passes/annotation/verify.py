@@ -12,7 +12,7 @@ from torch import fx
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.graph.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.graph.targets import name_of
-from fxshard.layout.layouts import Layout, sharded_dim
+from fxshard.layout.layouts import Layout, canonical, sharded_dim
 from fxshard.layout.redistribution import is_legal, walk
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.plans.plan_data import OpSpec, PlannedNode, Redistribution
@@ -99,7 +99,7 @@ def verify_edges(graph: PlanningGraph, plan: ShardingPlan, *, deferred: bool = F
             source, index = producer(operand)
             have = plan.specs[source.name].outputs[index]
             if want != have or (node.name, k) in moves:
-                _check_move(node, operand, moves.get((node.name, k), ()), {have, *kept.get(operand.name, ())}, want)
+                _check_move(node, operand, moves.get((node.name, k), ()), {have, *kept.get(operand.name, ())}, want, plan.mesh.shape)
                 served[node.name, k] = operand.name, want
     if planned:
         raise PlanError(
@@ -118,7 +118,7 @@ def _check_readers(graph: PlanningGraph, plan: ShardingPlan, served: Mapping[tup
             raise PlanError(f"the plan moves {move.value}, which the graph lacks", where=f"node {move.value}", remedy="plan again")
         where = _where(graph.by_name[move.value])
         if not move.readers or move.ahead:  # the others were checked with their readers
-            _check_steps(move, graph.by_name[move.value], {_source_layout(graph, plan, move)})
+            _check_steps(move, graph.by_name[move.value], {_source_layout(graph, plan, move)}, plan.mesh.shape)
         wrong = [reader for reader in move.readers if served.get(reader) != (move.value, move.target)]
         if wrong or not (move.readers or any(other.value == move.value and other.source == move.target for other in plan.redistributions)):
             nobody = "which nobody reads" if len(wrong) == len(move.readers) else f"operand {wrong[0][1]} of {wrong[0][0]} does not read it"
@@ -180,17 +180,19 @@ def _check_form(node: fx.Node, spec: OpSpec, plan: ShardingPlan, reads: Sequence
             raise PlanError(what, where=_where(node), remedy="plan again")
 
 
-def _check_move(reader: fx.Node, operand: fx.Node, moves: Sequence[Redistribution], given: Set[Layout], want: Layout) -> None:
+def _check_move(
+    reader: fx.Node, operand: fx.Node, moves: Sequence[Redistribution], given: Set[Layout], want: Layout, mesh_shape: Sequence[int]
+) -> None:
     """Raises PlanError unless one of ``moves`` brings the operand to ``want``. ``given``: the layouts in which it is available."""
     where = _where(operand)
     move = next((m for m in moves if m.value == operand.name and m.source in given and m.target == want), None)
     if move is None:
         have = " or ".join(sorted(map(str, given)))
         raise PlanError(f"nothing brings {operand.name} from {have} to {want}, which {reader.name} reads", where=where, remedy="plan again")
-    _check_steps(move, operand, given)
+    _check_steps(move, operand, given, mesh_shape)
 
 
-def _check_steps(move: Redistribution, value: fx.Node, given: Set[Layout | None]) -> None:
+def _check_steps(move: Redistribution, value: fx.Node, given: Set[Layout | None], mesh_shape: Sequence[int]) -> None:
     """Raises PlanError unless a redistribution is for this tensor, starts at an available layout and reaches its target by legal steps."""
     where, tensor = _where(value), value.meta["val"]
     if move.shape != plain_shape(tensor.shape) or move.itemsize != tensor.dtype.itemsize:
@@ -205,7 +207,7 @@ def _check_steps(move: Redistribution, value: fx.Node, given: Set[Layout | None]
             what = f"the redistribution of {value.name} takes a step {step} from {layout}"
             raise PlanError(what, where=where, remedy="plan again")
         end = after
-    if end != move.target:
+    if canonical(end, mesh_shape) != canonical(move.target, mesh_shape):
         raise PlanError(f"the redistribution of {value.name} ends at {end}, not at {move.target}", where=where, remedy="plan again")
 
 

@@ -218,10 +218,11 @@ class MemoryUse:
         return self._of_moves(value, ends)[1:]
 
     def _of_moves(self, value: fx.Node, ends: Ends) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ends of equal layers are equal, and not the same objects."""
         tensor, priced = value.meta["val"], self.prices.extent(value)
+        layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
 
         def make() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            layouts = tuple(dict.fromkeys(itertools.chain.from_iterable(ends)))
             paths = path_table_for([at for at in layouts if at is not None], *priced, self.mesh, self.price)
             meanwhile, excess = workspace.of_moves(tensor, paths, layouts)
             sizes = self.bytes_of(value, ends)
@@ -231,7 +232,7 @@ class MemoryUse:
 
         shape = plain_shape(tensor.shape)
         strides = () if UNKNOWN in shape else tensor.stride()
-        return self.cache(("moves", shape, strides, tensor.dtype, priced), ends, make)
+        return self.cache(("moves", shape, strides, tensor.dtype, priced, layouts), (), make)
 
     def _moving(self, node: fx.Node, output: int, have: Layout | None, want: Layout | None) -> int:
         """Workspace and excess storage together, for one output of a node and two layouts."""

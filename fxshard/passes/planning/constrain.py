@@ -20,12 +20,13 @@ from fxshard.cost.optimizer.optimizer_state import Optimizer
 from fxshard.errors import ConstraintError, LayoutError, OptionError, a_kind, closest, count_text
 from fxshard.graph.objects import is_length
 from fxshard.graph.planning_graph import PlanningGraph, is_getitem, operands, outputs_of, planned_nodes, producer, source_line
-from fxshard.layout.layouts import Layout, normalised_placement
+from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.packing import packings_of
 from fxshard.passes.memory.offload import Offloading
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
 from fxshard.passes.planning.parallel_axes import AxisCondition, axis_conditions, warn_of_unmatched
+from fxshard.passes.planning.patterns import Pattern, pattern, read_pattern
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel
@@ -33,9 +34,6 @@ from fxshard.plans.plan_data import OpSpec, again
 from fxshard.plans.sharding_plan import ShardingPlan
 
 log = logging.getLogger("fxshard")
-
-Pattern = tuple[Placement | None, ...]
-"""One placement per axis; None leaves the axis free."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +185,18 @@ class _Reader:
             self._add_layout(Place(nodes[name]), layout, f"input {name}", _UserText(name, f"input_layouts[{name}]"))
 
     def read_outputs(self, given: Any) -> None:
+        for name, place, layout, source in self.wanted_outputs(given):
+            self._add_layout(place, layout, f"output {name}", _UserText(name, f"{source}[{name}]"))
+
+    def wanted_outputs(self, given: Any) -> Iterator[tuple[str, Place, Any, str]]:
+        """(name, place, layout, who says so) of the outputs whose layouts the user or the model names."""
         ends = {o.name: i for i, o in enumerate(self.graph.outputs) if o.kind == "output"}
         returned = operands(self.graph.module.graph.output_node())
         given = self._by_end(given, "output")
         wanted = [(name, layout, "output_layouts") for name, layout in _by_name(given, list(ends), self.mesh, "output_layouts")]
         own = [(name, form.placements, "returned by the model") for name, form in self.graph.forms.items() if form.placements is not None]
         for name, layout, source in (*wanted, *own):
-            place = Place(returned[ends[name]].name, 0, ends[name])
-            self._add_layout(place, layout, f"output {name}", _UserText(name, f"{source}[{name}]"))
+            yield name, Place(returned[ends[name]].name, 0, ends[name]), layout, source
 
     def read_words(self, parallel: Parallel) -> None:
         """Adds what one-word plans say where nothing else is said of the same tensor and axis."""
@@ -324,6 +326,14 @@ class _Reader:
             remedy = "use one Equal for each number of dims, and pin the layouts that the tensors must have in common"
             raise ConstraintError(f"{found} cannot have one layout: their dims do not correspond", where=str(equal), remedy=remedy)
 
+    def idle_of_outputs(self, given: Any) -> dict[str, Pattern]:
+        """As ``idle_placements``."""
+        found: dict[str, Pattern] = {}
+        for name, place, layout, _ in self.wanted_outputs(given):
+            said = read_pattern(layout, self.mesh, self._dims(place), f"output {name}")
+            found[name] = tuple(p if ranks == 1 else None for p, ranks in zip(said, self.mesh.shape, strict=True))
+        return found
+
     def _dims(self, place: Place) -> int:
         value = place.value(self.graph)
         assert value is not None
@@ -372,37 +382,9 @@ def _lacks_parts(wanted: Pattern) -> bool:
     return any(isinstance(p, PackedShard) and not p.parts for p in wanted)
 
 
-def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
-    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (other axes are free).
-
-    An axis of one rank is free: all placements mean the same there.
-    """
-    if isinstance(layout, str):
-        layout = _parsed(layout)
-    if isinstance(layout, Mapping):
-        named = {mesh.axis(axis): placement for axis, placement in layout.items()}
-        for axis, placement in layout.items():
-            if not isinstance(placement, Placement | None):
-                remedy = f"write {{{axis!r}: Shard(0)}}, Replicate() or Partial(); None leaves the axis free"
-                raise LayoutError(f"{placement!r} on axis {axis!r} of {what} is not a placement", remedy=remedy)
-        layout = [named.get(i) for i in range(mesh.ndim)]
-    if not isinstance(layout, Sequence) or not all(p is None or isinstance(p, Placement) for p in layout):
-        raise LayoutError(f"cannot read layout {layout!r} of {what}", remedy="write 'RS(0)', a sequence of placements, or {'tp': Shard(0)}")
-    if len(layout) != mesh.ndim:
-        axes = "1 axis" if mesh.ndim == 1 else f"{mesh.ndim} axes"
-        raise LayoutError(
-            f"layout {shown(layout)} of {what} has {count_text(len(layout), 'placement')}, the mesh has {axes} ({mesh})",
-            remedy="give one placement per mesh axis, in mesh order",
-        )
-    found = [None if p is None else normalised_placement(p, ndim, what) for p in layout]
-    return tuple(p if ranks > 1 else None for p, ranks in zip(found, mesh.shape, strict=True))
-
-
-def _parsed(text: str) -> Sequence[Placement | None]:
-    """Reads a layout with free axes: ``S(0)*``."""
-    plain = Layout.parse(text.replace("*", "R"))
-    free = {len(Layout.parse(text[:i].replace("*", "R"))) if i else 0 for i, c in enumerate(text) if c == "*"}
-    return [None if axis in free else placement for axis, placement in enumerate(plain)]
+def idle_placements(graph: PlanningGraph, mesh: Mesh, output_layouts: Any) -> dict[str, Pattern]:
+    """Output -> the placements that the user or the model names on axes of one rank, where plans say Replicate; None on other axes."""
+    return _Reader(graph, mesh).idle_of_outputs(output_layouts) if 1 in mesh.shape else {}
 
 
 def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[str, Any]]:

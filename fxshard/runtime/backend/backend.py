@@ -47,6 +47,7 @@ from fxshard.files import make_folder
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.annotation.annotate import probes
 from fxshard.passes.pipeline import lower_plan, plan_graph
+from fxshard.passes.planning.constrain import idle_placements
 from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -255,7 +256,8 @@ class GraphPrograms:
             self._log(logging.WARNING, "no program can serve all these sizes: %s", error.what)
             return self._make(args, fallback_dims(dims), retry=True)
         local = [name for name, form in graph.forms.items() if form.kind == "local"]
-        runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout, local)
+        idle = idle_placements(graph, self.options.planning_mesh, self._output_layouts(graph, self._returned(outputs)))
+        runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout, local, idle)
         planned = GraphProgram(runner, graph, shapes_of(tensors), outputs)
         self.by_numbers.setdefault(numbers, []).append(planned)
         if len(before) + 1 == WARN_AT_PROGRAMS:
@@ -324,8 +326,7 @@ class GraphPrograms:
         self._compare(_fields(graph, named, options))
         if graph.family is not None:
             probes(graph.family, options.planning_mesh)  # an error in planning would reach the other ranks without its reason
-        every = zip(self.graph.distributed, self.graph.predicted, outputs, strict=True)
-        returned = [Returned(one, layout) for one, layout, output in every if output.computed]
+        returned = self._returned(outputs)
         distributed = [one.distributed for one in returned]
         plan = self._plan(graph, named, returned, dump)
         program = lower_plan(graph, plan, dump, options.rng, options.without)
@@ -337,6 +338,16 @@ class GraphPrograms:
         self._log(logging.INFO, text, kind, len(graph.by_name), program.mesh, len(program.collectives))
         how = options.compiler, dump, options.timeout, options.debug, options.cache, options.mode
         return compile_program(self._bind(program), *how, True)
+
+    def _returned(self, outputs: Sequence[Output]) -> list[Returned]:
+        every = zip(self.graph.distributed, self.graph.predicted, outputs, strict=True)
+        return [Returned(one, layout) for one, layout, output in every if output.computed]
+
+    def _output_layouts(self, graph: PlanningGraph, returned: Sequence[Returned]) -> Any:
+        """The layouts that are named for outputs: by the user, else those that eager execution would give."""
+        names = [end.name for end in graph.outputs if end.kind == "output"]
+        predicted = {name: one.layout for name, one in zip(names, returned, strict=True) if one.layout is not None}
+        return self.options.output_layouts or predicted
 
     def _trace(
         self, module: fx.GraphModule, tensors: Sequence[torch.Tensor], dims: tuple[DynamicDim, ...]

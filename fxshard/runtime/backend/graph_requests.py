@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from fxshard.errors import ConstraintError, OptionError, PlanError
 from fxshard.graph.planning_graph import GraphInput, PlanningGraph, example_shape
-from fxshard.layout.layouts import Layout, placement_str
+from fxshard.layout.layouts import Layout, canonical, placement_str
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
-from fxshard.passes.planning.constrain import Condition, pattern
+from fxshard.passes.planning.constrain import Condition
+from fxshard.passes.planning.patterns import pattern
 from fxshard.plans.constraints import Pin
 from fxshard.plans.parallel import of_inputs
 from fxshard.program.sharded_program import ShardedProgram
@@ -64,7 +65,7 @@ def request_of(
 def check_weight_layouts(program: ShardedProgram, named: NamedTensors, mesh: Mesh) -> None:
     """Raises PlanError unless the program reads parameters and buffers in the layouts that they have."""
     for end, layout in zip(program.inputs, program.input_layouts, strict=True):
-        if end.kind in ("parameter", "buffer") and layout_of(named[end.name], mesh) != layout:
+        if end.kind in ("parameter", "buffer") and canonical(layout_of(named[end.name], mesh), mesh.shape) != canonical(layout, mesh.shape):
             raise PlanError(
                 f"{end.kind} {end.name} is {_describe(named[end.name], mesh)}, the plan reads it in {layout}",
                 remedy="plan with the parameters as they are (pins=...), or shard the model by the plan: fxshard.parallelize",
@@ -120,7 +121,8 @@ class _GraphRequest(RequestBuilder):
                 wanted = word.parameter(end.name, shape)
                 others = word.beside(end.name, shape)
                 asked_for = Condition(pattern({axis: wanted}, self.mesh, len(shape), end.name), "", beside=others)
-                whole = have[self.mesh.axis(axis)] == Replicate()
+                index = self.mesh.axis(axis)
+                whole = have[index] == Replicate() and self.mesh.shape[index] > 1
                 if not asked_for.admits(have) or (word.is_never_whole(end.name, shape) and whole):
                     asked = "sharded" if wanted is None else f"in {placement_str(wanted)}"
                     if others and self.mesh.ndim > 1:

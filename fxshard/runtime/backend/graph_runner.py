@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat.calls import overlap
 from fxshard.errors import RunError
@@ -27,9 +28,10 @@ def graph_runner(
     distributed: Sequence[bool],
     timeout: float,
     local: Collection[str] = (),
+    idle: Mapping[str, Sequence[Placement | None]] | None = None,
 ) -> Runner:
     """``named``: the graph's tensors in the first call, in order; ``distributed``: for each output, whether it may be sharded;
-    ``local``: names of those of which the user gets the shard, not a DTensor.
+    ``local``: names of those of which the user gets the shard, not a DTensor; ``idle``: as of ``Runner``.
 
     A call that mutates a tensor raises RunError if another input shares memory with it. After the first call, only arguments are checked:
     parameters and buffers stay where they are.
@@ -44,6 +46,7 @@ def graph_runner(
         timeout=timeout,
         distributed=[one for one, output in zip(distributed, outputs, strict=True) if output.computed],
         local=local,
+        idle=idle or {},
         finish=GraphOutputs(tuple(outputs), compiled.bound.device_mesh),
         first_check=NoOverlap(written, range(len(names))) if written else None,
         later_check=NoOverlap(again, arguments) if again else None,

@@ -39,7 +39,7 @@ class RequestBuilder:
         return Request(
             train=self.graph.train,
             input_layouts=_merged(inputs, self.asked("input")),
-            output_layouts=_merged(outputs, self.asked("output")),
+            output_layouts=self.outputs_with(outputs),
             pins=pins,
             memory_limit=o.memory_limit,
             objective=o.objective,
@@ -49,6 +49,10 @@ class RequestBuilder:
             cache=o.cache,
             sampled=sampled,
         )
+
+    def outputs_with(self, default: Layouts) -> Any:
+        """The user's layouts of outputs, and ``default`` of those that they do not name."""
+        return _merged(default, self.asked("output"))
 
     def asked(self, kind: Literal["input", "output"]) -> Any:
         """The user's layouts of the inputs or outputs, by the names that this graph has; other forms unchanged."""

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,11 +19,14 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import fxshard
 import fxshard.runtime.backend.backend as backend
 from fxshard.errors import ConstraintError, FileError, OptionError, PlanError, RunError, TraceError
+from fxshard.layout.layouts import Layout
 from fxshard.runtime.backend.backend import GraphPrograms
 from fxshard.runtime.backend.dynamo_graph import trace_graph, user_name
 from fxshard.runtime.backend.graph_outputs import Output
 from fxshard.runtime.backend.graph_runner import graph_runner
+from fxshard.runtime.calls.inputs import reader
 from fxshard.runtime.calls.runner import Runner
+from fxshard.runtime.rank_graph.bind import BoundProgram
 
 ONE = fxshard.Mesh({"dp": 1})
 
@@ -240,13 +243,18 @@ def test_planning_replaces_the_devices_in_a_graph_by_the_cpu() -> None:
 
 
 def test_constraints_on_outputs_of_modules() -> None:
-    """Names of modules work in Dynamo's graph; an unknown name and an impossible pin are errors."""
+    """Names of modules work in Dynamo's graph; an unknown name is an error, and a layout on the axis of one rank says nothing."""
     model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
-    constraints = [fxshard.Pin("1", "R"), fxshard.Equal("0", "2"), fxshard.Forbid("0", "S(1)"), fxshard.Communication("dp", at_most=0)]
+    constraints = [
+        fxshard.Pin("1", "R"),
+        fxshard.Equal("0", "2"),
+        fxshard.Forbid("0", "S(1)"),
+        fxshard.Pin("0.weight", "S(0)"),
+        fxshard.Communication("dp", at_most=0),
+    ]
     torch.testing.assert_close(sharded(model, constraints=constraints)(x), model(x))
     for bad, said in (
         (fxshard.Pin("3", "R"), "'3' matches no parameter, buffer, input, output, module or node"),
-        (fxshard.Pin("0.weight", "S(0)"), r"Pin\('0.weight', 'S\(0\)'\) asks for parameter 0.weight"),
         (fxshard.Equal("0", "4"), "'4' matches no"),
     ):
         with pytest.raises(ConstraintError, match=said):
@@ -293,17 +301,30 @@ def test_inputs_that_are_passed_through_may_have_any_strides(compiler: str) -> N
             torch.testing.assert_close(called(programs, x=a, y=b), mixed(a, b))
 
 
-def test_dtensors_pass_through_only_in_the_planned_layout() -> None:
+def test_dtensors_are_read_in_the_planned_layout_only() -> None:
     """A DTensor in another layout is refused: its local tensor is not what the program reads."""
+    read = reader(Layout.parse("R"), cast(BoundProgram, SimpleNamespace(device=torch.device("cpu"))), "y")
+    dist.init_process_group("fake", rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        given = distribute_tensor(torch.randn(4, 4), mesh, [Replicate()])
+        assert read(given) is given
+        with pytest.raises(PlanError, match=r"y is a DTensor in S\(0\), the plan reads it in R"):
+            read(distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_dtensors_pass_through() -> None:
+    """On an axis of one rank, in whatever layout."""
     x, y = torch.randn(4, 4), torch.randn(4, 4)
     programs = programs_of(mixed, x, y)
     assert runner_of(programs).passes_inputs_through
     dist.init_process_group("fake", rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
-        torch.testing.assert_close(called(programs, x=x, y=distribute_tensor(y, mesh, [Replicate()])), mixed(x, y))
-        with pytest.raises(PlanError, match=r"y is a DTensor in S\(0\), the plan reads it in R"):
-            called(programs, x=x, y=distribute_tensor(y, mesh, [Shard(0)]))
+        for placement in (Replicate(), Shard(0)):
+            torch.testing.assert_close(called(programs, x=x, y=distribute_tensor(y, mesh, [placement])), mixed(x, y))
     finally:
         dist.destroy_process_group()
 

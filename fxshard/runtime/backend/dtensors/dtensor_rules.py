@@ -111,7 +111,7 @@ class DTensorRule:
         if not isinstance(node.meta["val"], torch.Tensor | tuple) or len(outputs_of(node)) != len(schema.returns):
             return [whole]
         call, options = call_of(node), []
-        for size in set(specs[0].mesh.shape):
+        for size in {max(2, ranks) for ranks in specs[0].mesh.shape}:  # DTensor asks for meshes of one rank on behalf of others
             options.append([_option(spec, leaves) for spec in op_strategy(call, Mesh({"axis": size})).specs])
         common = [option for option in options[0] if all(option in others for others in options[1:])]
         return [whole, *(option for option in common if option != whole)]

@@ -1,0 +1,54 @@
+"""The forms in which users write layouts, read as one placement per axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.errors import LayoutError, count_text
+from fxshard.layout.layouts import Layout, normalised_placement
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.constraints import shown
+
+Pattern = tuple[Placement | None, ...]
+"""One placement per axis; None leaves the axis free."""
+
+
+def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
+    """Reads ``"RS(0)"`` (``*``: free), a sequence of placements (None: free), or ``{"tp": Shard(0)}`` (other axes are free).
+
+    An axis of one rank is free: all placements mean the same there.
+    """
+    found = read_pattern(layout, mesh, ndim, what)
+    return tuple(p if ranks > 1 else None for p, ranks in zip(found, mesh.shape, strict=True))
+
+
+def read_pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
+    """As ``pattern``, of axes of one rank too."""
+    if isinstance(layout, str):
+        layout = _parsed(layout)
+    if isinstance(layout, Mapping):
+        named = {mesh.axis(axis): placement for axis, placement in layout.items()}
+        for axis, placement in layout.items():
+            if not isinstance(placement, Placement | None):
+                remedy = f"write {{{axis!r}: Shard(0)}}, Replicate() or Partial(); None leaves the axis free"
+                raise LayoutError(f"{placement!r} on axis {axis!r} of {what} is not a placement", remedy=remedy)
+        layout = [named.get(i) for i in range(mesh.ndim)]
+    if not isinstance(layout, Sequence) or not all(p is None or isinstance(p, Placement) for p in layout):
+        raise LayoutError(f"cannot read layout {layout!r} of {what}", remedy="write 'RS(0)', a sequence of placements, or {'tp': Shard(0)}")
+    if len(layout) != mesh.ndim:
+        axes = "1 axis" if mesh.ndim == 1 else f"{mesh.ndim} axes"
+        raise LayoutError(
+            f"layout {shown(layout)} of {what} has {count_text(len(layout), 'placement')}, the mesh has {axes} ({mesh})",
+            remedy="give one placement per mesh axis, in mesh order",
+        )
+    return tuple(None if p is None else normalised_placement(p, ndim, what) for p in layout)
+
+
+def _parsed(text: str) -> Sequence[Placement | None]:
+    """Reads a layout with free axes: ``S(0)*``."""
+    plain = Layout.parse(text.replace("*", "R"))
+    free = {len(Layout.parse(text[:i].replace("*", "R"))) if i else 0 for i, c in enumerate(text) if c == "*"}
+    return [None if axis in free else placement for axis, placement in enumerate(plain)]
