@@ -171,6 +171,8 @@ def _choose(c: Compilation) -> tuple[Compilation, str]:
         plan, formulation, session = found
     else:
         bound = -math.inf if found is None else choose.bound_within_limit(found[0])
+        if found is not None:
+            formulation = formulation.starting_from(found[1], found[2].solution.choices)
         session = choose.solved(c.annotated, c.constraints, formulation, budget, bound)
         plan = choose.decide(c.annotated, c.constraints, formulation, session.solution)
     summary = f"objective {plan.objective:.6g} {plan.certificate.unit}, gap {plan.gap:.4%}, {len(plan.collectives)} collectives"

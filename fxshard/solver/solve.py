@@ -32,7 +32,7 @@ def solve(
 
     time_limit: seconds after which the best plan so far is returned, marked `cut`. work_limit: the same in table entries read (10^9 take
     two to six seconds), which gives the same plan on every machine. start: choices known to be good; the search skips anything more
-    expensive, and returns them if it finds nothing better. Choices that are not allowed are ignored.
+    expensive, and returns them if it finds nothing better. Choices that exceed a limit are repaired, others that are not allowed ignored.
     Raises `InfeasibleError` where there is no plan, `NoPlanError` where a limit ended the search before it found one.
     """
     return solve_within(problem, Budget(time_limit, work_limit), start)
@@ -41,7 +41,7 @@ def solve(
 def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int] | None = None, keep: Keep | None = None) -> Solution:
     """As `solve`, within a budget. keep: called with the relaxation of a problem with transfers (`session`)."""
     raw = from_problem(problem)
-    first = _better(raw, greedy(raw), None if start is None else np.asarray(start, dtype=np.int64))
+    first = _better(raw, greedy(raw), None if start is None else _within_limits(raw, np.asarray(start, dtype=np.int64), budget))
     known = np.inf if first is None else raw.evaluate(first)
     reach = known if keep is None else known + abs(known)
     model, scale = quantise(raw, reach)
@@ -72,6 +72,16 @@ def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray
     """The best plan that repair makes of the choices that exceed each limit least, if any, and whether the problem is proven infeasible."""
     starts, impossible = limits.near(budget)
     return _better(model, *(Polish(model, choices, budget).run() for choices in starts)), impossible
+
+
+def _within_limits(model: Model, start: IntArray, budget: Budget) -> IntArray | None:
+    """The start, improved as if there were no limits and then repaired if it exceeds one; None if that fails."""
+    if not np.isfinite(model.evaluate(start)) or model.fits(start):
+        return start
+    freely = Polish(model, start, budget)
+    freely.room = np.full_like(freely.room, np.inf)
+    freely.improve()
+    return Polish(model, freely.choices, budget).run()
 
 
 def _certified(problem: PlacementProblem, choices: IntArray, bound: float, budget: Budget, steps: list[tuple[str, str]]) -> Solution:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fxshard.solver import NoPlanError, PlacementProblem, solve
+from fxshard.solver import Live, NoPlanError, PlacementProblem, solve
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import from_problem
+from fxshard.solver.solve import _within_limits
 from tests.solver.problems import grid, with_copies
 
 
@@ -42,6 +45,20 @@ def test_a_time_limit_gives_the_best_plan_so_far() -> None:
     solution = solve(problem, time_limit=0.0)
     assert solution.cut and problem.feasible(solution.choices)
     assert solution.lower_bound <= solution.objective
+
+
+def test_a_start_that_exceeds_a_limit_is_repaired() -> None:
+    """Each of ten nodes takes a byte, or costs its number less: three of them must pay, and the first three pay least. Another node starts
+    in a worse state, which has nothing to do with the limit."""
+    costs = (*(np.array([0.0, 1.0 + k]) for k in range(10)), np.array([0.0, 5.0]))
+    problem = PlacementProblem(costs, (), (), usage_limit=7, lives=tuple(Live(0, 1, np.array([1.0, 0.0]), k) for k in range(10)))
+    start = np.array([0] * 10 + [1])
+    found = _within_limits(from_problem(problem), start, Budget())
+    assert found is not None and found.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    fitting = np.array([1] * 10 + [1])
+    assert _within_limits(from_problem(problem), fitting, Budget()) is fitting
+    stuck = from_problem(PlacementProblem(costs[:1], (), (), usage_limit=0, lives=(Live(0, 1, np.array([1.0, 2.0]), 0),)))
+    assert _within_limits(stuck, np.array([0]), Budget()) is None
 
 
 def test_a_limit_reached_before_any_plan_is_an_error() -> None:

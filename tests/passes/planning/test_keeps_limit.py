@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
 import fxshard
+from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.planning.choose import keeps_limit
+from fxshard.passes.planning.constrain import Constraints
+from fxshard.passes.planning.formulate import formulate
+from fxshard.passes.trace.trace import trace
+from fxshard.solver import solve
 
 
 def test_the_limit_itself_is_allowed() -> None:
@@ -19,3 +25,19 @@ def test_the_limit_itself_is_allowed() -> None:
     assert not keeps_limit(replace(free, memory_limit=needed - 1))
     within = fxshard.plan(model, (torch.randn(4, 8),), fxshard.Mesh({"a": 2}), memory_limit=needed, cache=False)
     assert within.objective == free.objective
+
+
+def test_the_search_starts_from_the_plan_without_the_limit() -> None:
+    """Its specs and results; with nothing to repair, the start costs as much, once values are saved as the backward reads them."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8), nn.ReLU())
+    graph = trace(model, (torch.randn(16, 8, requires_grad=True),))
+    annotated = annotate(graph, fxshard.Mesh({"a": 2}))
+    free = formulate(annotated, Constraints())
+    best = solve(free.problem)
+    limited = formulate(annotated, Constraints(memory_limit=10**9))
+    started = limited.starting_from(free, best.choices)
+    assert limited.kept and started.start != limited.start
+    for name, (var, specs) in started.node_vars.items():
+        its, options = free.node_vars[name]
+        assert specs[started.start[var]] == options[best.choices[its]]
+    assert best.objective <= limited.problem.evaluate(started.start) < np.inf
