@@ -41,7 +41,7 @@ def solve(
 def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int] | None = None, keep: Keep | None = None) -> Solution:
     """As `solve`, within a budget. keep: called with the relaxation of a problem with transfers (`session`)."""
     raw = from_problem(problem)
-    first = _better(raw, greedy(raw), None if start is None else _within_limits(raw, np.asarray(start, dtype=np.int64), budget))
+    first = _better(raw, greedy(raw), *_starts(raw, start, budget))
     known = np.inf if first is None else raw.evaluate(first)
     reach = known if keep is None else known + abs(known)
     model, scale = quantise(raw, reach)
@@ -74,14 +74,15 @@ def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray
     return _better(model, *(Polish(model, choices, budget).run() for choices in starts)), impossible
 
 
-def _within_limits(model: Model, start: IntArray, budget: Budget) -> IntArray | None:
-    """The start, improved as if there were no limits and then repaired if it exceeds one; None if that fails."""
-    if not np.isfinite(model.evaluate(start)) or model.fits(start):
-        return start
-    freely = Polish(model, start, budget)
+def _starts(model: Model, start: Sequence[int] | None, budget: Budget) -> tuple[IntArray | None, ...]:
+    """The start, and where there are limits also what becomes of it if it is improved as if there were none and then repaired."""
+    given = None if start is None else np.asarray(start, dtype=np.int64)
+    if given is None or not len(model.limits) or not np.isfinite(model.evaluate(given)):
+        return (given,)
+    freely = Polish(model, given, budget)
     freely.room = np.full_like(freely.room, np.inf)
     freely.improve()
-    return Polish(model, freely.choices, budget).run()
+    return given, Polish(model, freely.choices, budget).run()
 
 
 def _certified(problem: PlacementProblem, choices: IntArray, bound: float, budget: Budget, steps: list[tuple[str, str]]) -> Solution:

@@ -8,7 +8,7 @@ import pytest
 from fxshard.solver import Live, NoPlanError, PlacementProblem, solve
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import from_problem
-from fxshard.solver.solve import _within_limits
+from fxshard.solver.solve import _starts
 from tests.solver.problems import grid, with_copies
 
 
@@ -52,13 +52,14 @@ def test_a_start_that_exceeds_a_limit_is_repaired() -> None:
     in a worse state, which has nothing to do with the limit."""
     costs = (*(np.array([0.0, 1.0 + k]) for k in range(10)), np.array([0.0, 5.0]))
     problem = PlacementProblem(costs, (), (), usage_limit=7, lives=tuple(Live(0, 1, np.array([1.0, 0.0]), k) for k in range(10)))
-    start = np.array([0] * 10 + [1])
-    found = _within_limits(from_problem(problem), start, Budget())
-    assert found is not None and found.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
-    fitting = np.array([1] * 10 + [1])
-    assert _within_limits(from_problem(problem), fitting, Budget()) is fitting
+    start = [0] * 10 + [1]
+    given, repaired = _starts(from_problem(problem), start, Budget())
+    assert given is not None and given.tolist() == start
+    assert repaired is not None and repaired.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    _, better = _starts(from_problem(problem), [1] * 11, Budget())
+    assert better is not None and better.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0], "a start that pays more than it must"
     stuck = from_problem(PlacementProblem(costs[:1], (), (), usage_limit=0, lives=(Live(0, 1, np.array([1.0, 2.0]), 0),)))
-    assert _within_limits(stuck, np.array([0]), Budget()) is None
+    assert _starts(stuck, [0], Budget())[1] is None
 
 
 def test_a_limit_reached_before_any_plan_is_an_error() -> None:
