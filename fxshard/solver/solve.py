@@ -77,7 +77,7 @@ def _near_limits(model: Model, limits: Limits, budget: Budget) -> tuple[IntArray
 def _starts(model: Model, start: Sequence[int] | None, budget: Budget) -> tuple[IntArray | None, ...]:
     """The start, and where there are limits also what becomes of it if it is improved as if there were none and then repaired."""
     given = None if start is None else np.asarray(start, dtype=np.int64)
-    if given is None or not len(model.limits) or not np.isfinite(model.evaluate(given)):
+    if given is None or not np.isinf(model.slopes).any() or not np.isfinite(model.evaluate(given)):
         return (given,)
     freely = Polish(model, given, budget)
     freely.room = np.full_like(freely.room, np.inf)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
+from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout, canonical
 from fxshard.layout.redistribution import steps
@@ -96,6 +97,11 @@ def test_a_layout_on_them_says_nothing(request_: dict[str, Any]) -> None:
     assert str(plan.specs["up_weight"].outputs[0]) == "RS(0)"
 
 
+def test_forbidding_every_layout_is_still_an_error() -> None:
+    with pytest.raises(ConstraintError, match="cannot hold"):
+        plan_graph(traced()[1], Mesh({"idle": 1, "tp": 2}), Request(constraints=[Forbid("up.weight", "**")]))
+
+
 def sharded_there(layout: Layout) -> Layout:
     return layout.with_axis(0, Shard(0)) if layout[0] == Replicate() else layout
 
@@ -108,6 +114,7 @@ def test_a_plan_that_shards_there_is_legal() -> None:
     nodes = tuple(dataclasses.replace(node, spec=there[node.name]) for node in plan.nodes)
     moves = tuple(dataclasses.replace(m, source=sharded_there(m.source), target=sharded_there(m.target)) for m in plan.redistributions)
     other = dataclasses.replace(plan, nodes=nodes, redistributions=moves)
+    other = ShardingPlan.from_json(other.to_json())
     program = lower_plan(graph, other)
     assert_equal_to_one_device(simulate_program(program, program_values(program, *case)), reference)
     again = plan_graph(graph, plan.mesh, Request(pins=other))

@@ -26,7 +26,7 @@ from fxshard.passes.annotation.packing import packings_of
 from fxshard.passes.memory.offload import Offloading
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
 from fxshard.passes.planning.parallel_axes import AxisCondition, axis_conditions, warn_of_unmatched
-from fxshard.passes.planning.patterns import Pattern, pattern, read_pattern
+from fxshard.passes.planning.patterns import Pattern, on_several_ranks, pattern, read_pattern, says_nothing
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
 from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel
@@ -165,8 +165,6 @@ class _Reader:
         self.names = Names(self.graph)
 
     def add(self, place: Place, condition: Condition) -> None:
-        if 1 in self.mesh.shape and all(placement is None for placement in condition.pattern):
-            return  # it is about axes of one rank only, where all placements mean the same
         if place.readers:
             for node, operand in place.readers:
                 self.reads[node] = (*self.reads.get(node, ()), (operand, condition))
@@ -221,6 +219,8 @@ class _Reader:
         return [Place(one.node, 0, i) for i, (end, node) in enumerate(ends) if end.kind == "output" and node.name == one.node]
 
     def _add_word(self, one: AxisCondition, place: Place) -> None:
+        if self.mesh.shape[self.mesh.axis(one.axis)] == 1:
+            return
         found = pattern({one.axis: one.placement}, self.mesh, self._dims(place), one.node)
         if _lacks_parts(found) and not self._parts(place):
             log.warning("%s: the model does not take %s apart; the solver chooses its layout", one.text, self.names.spelled(place))
@@ -286,17 +286,19 @@ class _Reader:
     def _read_forbidden(self, forbid: Forbid) -> None:
         """Skips places where the layout is impossible anyway; raises LayoutError if it is impossible at all places."""
         layout = forbid.layout if forbid.axis is None else {forbid.axis: _forbidden_placement(forbid)}
-        found: list[tuple[Place, Pattern]] = []
+        found, vacuous = list[tuple[Place, Pattern]](), False
         errors: list[LayoutError] = []
         for named in self.names.find(forbid.name, "", str(forbid), several=True):
             for place in filter(None, named.places):
                 try:
-                    found.append((place, pattern(layout, self.mesh, self._dims(place), f"{forbid.name!r} ({named.what})")))
+                    said = read_pattern(layout, self.mesh, self._dims(place), f"{forbid.name!r} ({named.what})")
+                    found.append((place, on_several_ranks(said, self.mesh)))
+                    vacuous |= says_nothing(said, self.mesh)
                 except LayoutError as error:
                     errors.append(error)
         if errors and not found:
             raise LayoutError(errors[0].what, where=errors[0].where or str(forbid), remedy=errors[0].remedy) from errors[0]
-        for place, taboo in found:
+        for place, taboo in () if vacuous else found:
             self.add(place, Condition(taboo, str(forbid), place.output, forbidden=True))
 
     def _read_equal(self, equal: Equal) -> None:
@@ -326,8 +328,8 @@ class _Reader:
             remedy = "use one Equal for each number of dims, and pin the layouts that the tensors must have in common"
             raise ConstraintError(f"{found} cannot have one layout: their dims do not correspond", where=str(equal), remedy=remedy)
 
-    def idle_of_outputs(self, given: Any) -> dict[str, Pattern]:
-        """As ``idle_placements``."""
+    def shown_of_outputs(self, given: Any) -> dict[str, Pattern]:
+        """As ``shown_placements``."""
         found: dict[str, Pattern] = {}
         for name, place, layout, _ in self.wanted_outputs(given):
             said = read_pattern(layout, self.mesh, self._dims(place), f"output {name}")
@@ -382,9 +384,9 @@ def _lacks_parts(wanted: Pattern) -> bool:
     return any(isinstance(p, PackedShard) and not p.parts for p in wanted)
 
 
-def idle_placements(graph: PlanningGraph, mesh: Mesh, output_layouts: Any) -> dict[str, Pattern]:
+def shown_placements(graph: PlanningGraph, mesh: Mesh, output_layouts: Any) -> dict[str, Pattern]:
     """Output -> the placements that the user or the model names on axes of one rank, where plans say Replicate; None on other axes."""
-    return _Reader(graph, mesh).idle_of_outputs(output_layouts) if 1 in mesh.shape else {}
+    return _Reader(graph, mesh).shown_of_outputs(output_layouts) if 1 in mesh.shape else {}
 
 
 def _by_name(given: Any, names: list[str], mesh: Mesh, what: str) -> list[tuple[str, Any]]:

@@ -21,12 +21,21 @@ def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
 
     An axis of one rank is free: all placements mean the same there.
     """
-    found = read_pattern(layout, mesh, ndim, what)
-    return tuple(p if ranks > 1 else None for p, ranks in zip(found, mesh.shape, strict=True))
+    return on_several_ranks(read_pattern(layout, mesh, ndim, what), mesh)
+
+
+def on_several_ranks(pattern: Pattern, mesh: Mesh) -> Pattern:
+    """The pattern without what it says of axes of one rank."""
+    return tuple(p if ranks > 1 else None for p, ranks in zip(pattern, mesh.shape, strict=True))
+
+
+def says_nothing(pattern: Pattern, mesh: Mesh) -> bool:
+    """Whether all that it says is of axes of one rank."""
+    return any(p is not None for p in pattern) and all(p is None for p in on_several_ranks(pattern, mesh))
 
 
 def read_pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:
-    """As ``pattern``, of axes of one rank too."""
+    """As ``pattern``, with what it says of axes of one rank."""
     if isinstance(layout, str):
         layout = _parsed(layout)
     if isinstance(layout, Mapping):

@@ -47,7 +47,7 @@ from fxshard.files import make_folder
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.annotation.annotate import probes
 from fxshard.passes.pipeline import lower_plan, plan_graph
-from fxshard.passes.planning.constrain import idle_placements
+from fxshard.passes.planning.constrain import shown_placements
 from fxshard.passes.runner import Dump
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
@@ -256,8 +256,8 @@ class GraphPrograms:
             self._log(logging.WARNING, "no program can serve all these sizes: %s", error.what)
             return self._make(args, fallback_dims(dims), retry=True)
         local = [name for name, form in graph.forms.items() if form.kind == "local"]
-        idle = idle_placements(graph, self.options.planning_mesh, self._output_layouts(graph, self._returned(outputs)))
-        runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout, local, idle)
+        shown = shown_placements(graph, self.options.planning_mesh, self._output_layouts(graph, self._returned(outputs)))
+        runner = graph_runner(compiled, named, outputs, self.graph.distributed, self.options.timeout, local, shown)
         planned = GraphProgram(runner, graph, shapes_of(tensors), outputs)
         self.by_numbers.setdefault(numbers, []).append(planned)
         if len(before) + 1 == WARN_AT_PROGRAMS:

@@ -28,10 +28,10 @@ def graph_runner(
     distributed: Sequence[bool],
     timeout: float,
     local: Collection[str] = (),
-    idle: Mapping[str, Sequence[Placement | None]] | None = None,
+    shown: Mapping[str, Sequence[Placement | None]] | None = None,
 ) -> Runner:
     """``named``: the graph's tensors in the first call, in order; ``distributed``: for each output, whether it may be sharded;
-    ``local``: names of those of which the user gets the shard, not a DTensor; ``idle``: as of ``Runner``.
+    ``local``: names of those of which the user gets the shard, not a DTensor; ``shown``: as of ``Runner``.
 
     A call that mutates a tensor raises RunError if another input shares memory with it. After the first call, only arguments are checked:
     parameters and buffers stay where they are.
@@ -46,7 +46,7 @@ def graph_runner(
         timeout=timeout,
         distributed=[one for one, output in zip(distributed, outputs, strict=True) if output.computed],
         local=local,
-        idle=idle or {},
+        shown=shown or {},
         finish=GraphOutputs(tuple(outputs), compiled.bound.device_mesh),
         first_check=NoOverlap(written, range(len(names))) if written else None,
         later_check=NoOverlap(again, arguments) if again else None,

@@ -53,7 +53,7 @@ class Runner:
     ``names``: those of the leaves (``args[0]``). Parameters and buffers that are not among them are read from ``model``.
     ``distributed``: for each output whether it is a DTensor; by default all are if an argument is one, else those whose layout the user
     requested (``requested_outputs``) and those in objects, unless replicated. ``local``: outputs of which the caller gets the rank's
-    shard, a plain tensor. ``idle``: output -> the placements that it shows on axes of one rank. ``finish``: by default restores the
+    shard, a plain tensor. ``shown``: output -> the placements that it shows on axes of one rank. ``finish``: by default restores the
     structure of the model's outputs. ``first_check`` runs before the first call, ``later_check`` before all others. ``here``: whether in
     every call all leaves are on the program's device. Seeds of random operators are compared now and then, waiting up to ``timeout``
     seconds.
@@ -66,7 +66,7 @@ class Runner:
     requested_outputs: Collection[str] = ()
     local: Collection[str] = ()
     distributed: Sequence[bool] | None = None
-    idle: Mapping[str, Sequence[Placement | None]] = field(default_factory=dict)
+    shown: Mapping[str, Sequence[Placement | None]] = field(default_factory=dict)
     finish: Finish | None = None
     first_check: Check | None = check_first
     later_check: Check | None = None
@@ -85,8 +85,8 @@ class Runner:
         in_order = self.places == list(range(len(self.names)))
         self.passes_inputs_through = self.here and in_order and all(layout.is_replicated for _, layout in ends)
         results = zip(program.outputs, program.output_layouts, program.output_shapes, strict=True)
-        self.results = [(end, self._shown(end.name, layout), shape) for end, layout, shape in results if end.kind != "gradient"]
-        plain = all(end.kind == "output" and layout.is_replicated for end, layout, _ in self.results)
+        self.results = [(end, layout, shape) for end, layout, shape in results if end.kind != "gradient"]
+        plain = all(end.kind == "output" and self._shown(end.name, layout).is_replicated for end, layout, _ in self.results)
         self.as_computed = plain and not any(self.distributed or ())
         self.in_objects, self.paths = leaves_in_objects(program.in_spec), outputs_in_objects(program.out_spec)
         self.changes_objects, self.single_output = call_result_spec(program.out_spec) is not None, program.out_spec.is_leaf()
@@ -122,11 +122,11 @@ class Runner:
                 outputs.append(value)
                 continue
             one = every or (self._is_dtensor(end.name, layout, leaves) if self.distributed is None else self.distributed[len(outputs)])
-            outputs.append(global_result(value, layout, shape, self.bound, one))
+            outputs.append(global_result(value, self._shown(end.name, layout) if one else layout, shape, self.bound, one))
         return outputs
 
     def _shown(self, name: str, layout: Layout) -> Layout:
-        named = self.idle.get(name, (None,) * len(layout))
+        named = self.shown.get(name, (None,) * len(layout))
         return Layout(own if other is None else other for own, other in zip(layout, named, strict=True))
 
     def _results_of(self, leaves: Sequence[Any]) -> Sequence[tuple[GraphOutput, Layout, tuple[int, ...]]]:
@@ -146,7 +146,8 @@ class Runner:
         It is one if it replaces a DTensor in an object, or if it is sharded and either belongs to an object or was requested.
         """
         place = self.leaf_of.get(self.paths.get(name, ""))
-        return (not layout.is_replicated and (name in self.paths or name in self.requested_outputs)) or (
+        whole = self._shown(name, layout).is_replicated
+        return (not whole and (name in self.paths or name in self.requested_outputs)) or (
             place is not None and isinstance(leaves[place], DTensor)
         )
 

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from fxshard.errors import OptionError
-from fxshard.layout.layouts import Layout, local_blocks
+from fxshard.layout.layouts import Layout, canonical, local_blocks
 from fxshard.runtime.checkpoint.index import Chunk, Entry, Index
 
 Block = tuple[tuple[int, ...], tuple[int, ...]]
@@ -55,7 +55,8 @@ def _holders(name: str, tensor: torch.Tensor, ranks: Sequence[int]) -> dict[Bloc
         return {}
     if not isinstance(tensor, DTensor):
         return {((0,) * len(shape), shape): list(range(len(ranks)))}
-    layout, mesh = Layout(tensor.placements), tensor.device_mesh
+    mesh = tensor.device_mesh
+    layout = canonical(Layout(tensor.placements), tuple(mesh.shape))
     if any(isinstance(p, Partial) for p in layout):
         raise OptionError(f"{name} is a pending sum: {layout}", remedy="redistribute it before saving")
     sizes = tuple(mesh.shape)

@@ -379,8 +379,8 @@ class ShardedForward:
             check_parameters(self.model, program)
             bound = bind(program, self.device_mesh, self.device)
             compiled = compile_program(bound, s.compiler, dump, s.timeout, s.debug, s.cache, lazy=True)
-        idle = self.requests.idle_placements(graph, named, first)
-        return Runner(compiled, list(named), self.model, s.timeout, requested_outputs, local, distributed, idle)
+        shown = self.requests.shown_placements(graph, named, first)
+        return Runner(compiled, list(named), self.model, s.timeout, requested_outputs, local, distributed, shown)
 
     def _dynamic_dims(self, call: Call, others: Sequence[ModuleProgram]) -> tuple[DynamicDim, ...]:
         """The dims that the user asked for, and those in which this call differs from ``others``, programs for similar calls."""

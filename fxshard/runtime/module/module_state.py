@@ -71,7 +71,9 @@ class ModuleState:
         return last
 
     def _layout_of(self, place: int, value: torch.Tensor) -> Any:
-        settled = isinstance(value, DTensor) and not any(p.is_partial() for p in value.placements)
+        settled = isinstance(value, DTensor) and not any(
+            p.is_partial() for p, ranks in zip(value.placements, value.device_mesh.shape, strict=True) if ranks > 1
+        )
         if settled and value.device_mesh == self.device_mesh:
             return value.placements, value.dtype, value.shape
         name = self.parameter_name(place)

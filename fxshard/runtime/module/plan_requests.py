@@ -17,7 +17,7 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
-from fxshard.passes.planning.constrain import idle_placements
+from fxshard.passes.planning.constrain import shown_placements
 from fxshard.passes.planning.patterns import Pattern
 from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel, of_inputs, read_parallel
@@ -61,9 +61,9 @@ class PlanRequests:
     def parallel(self) -> Parallel:
         return read_parallel(self.settings.parallel, self.mesh)
 
-    def idle_placements(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool) -> dict[str, Pattern]:
+    def shown_placements(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool) -> dict[str, Pattern]:
         """What outputs show on axes of one rank."""
-        return idle_placements(graph, self.mesh, self._builder(graph, first).outputs_with(self._outputs(graph, leaves)))
+        return shown_placements(graph, self.mesh, self._builder(graph, first).outputs_with(self._outputs(graph, leaves)))
 
     def requested_outputs(self, graph: PlanningGraph, first: bool) -> frozenset[str]:
         """The names of the outputs whose layouts the user requested by name."""

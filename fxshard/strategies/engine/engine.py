@@ -352,7 +352,8 @@ def _obeys(rule: Factors, option: AxisOption) -> bool:
 def _strategy(call: Call, shape: tuple[int, ...], reductions: tuple[str, ...], packs: Packs = (), on_experts: bool = False) -> OpStrategy:
     offered = _options(call, packs, on_experts)
     options = [o for o in offered.options if _wanted(o, reductions)]
-    product = itertools.product(*(options if ranks > 1 else options[:1] for ranks in shape))  # the first is replicated
+    whole = [o for o in options if all(isinstance(p, Replicate) for p in (*o.inputs, *o.outputs))][:1]
+    product = itertools.product(*(options if ranks > 1 else whole for ranks in shape))
     chosen = [c for c in product if _legal(c, shape, offered.conditions) and not _has_conflict(c, offered.conflicts)]
     ins = [_layouts([tuple(o.inputs[tensor] for o in combination) for combination in chosen]) for tensor in range(len(call.operands))]
     outs = [_layouts([tuple(o.outputs[tensor] for o in combination) for combination in chosen]) for tensor in range(len(call.outputs))]

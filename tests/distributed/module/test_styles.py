@@ -292,6 +292,7 @@ def words() -> None:
     torch.testing.assert_close(train(mixed, tokens()), want)
     equal(mixed, reference)
     assert all(before[name] is p and p.placements[0].is_shard() for name, p in mixed.named_parameters() if p.ndim == 2)
+    assert mixed.layers[0].up.weight.placements == (Shard(0), Replicate()), "a style says nothing about the other axis, and tp has one rank"
     given = fxshard.parallelize(made(), (tokens(),), mesh(), parallel=fxshard.DataParallel(), compiler="eager")
     torch.testing.assert_close(train(given, tokens()), want)
     assert given.layers[0].up.weight.placements == (Replicate(),)

@@ -28,7 +28,7 @@ def test_the_limit_itself_is_allowed() -> None:
 
 
 def test_the_search_starts_from_the_plan_without_the_limit() -> None:
-    """Its specs and results; with nothing to repair, the start costs as much, once values are saved as the backward reads them."""
+    """Its specs and results. Values are saved as they are produced, so that some may be gathered twice."""
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8), nn.ReLU())
     graph = trace(model, (torch.randn(16, 8, requires_grad=True),))
     annotated = annotate(graph, fxshard.Mesh({"a": 2}))
