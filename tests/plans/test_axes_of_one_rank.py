@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
+import fxshard
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout, canonical
@@ -119,6 +120,12 @@ def test_a_plan_that_shards_there_is_legal() -> None:
     assert_equal_to_one_device(simulate_program(program, program_values(program, *case)), reference)
     again = plan_graph(graph, plan.mesh, Request(pins=other))
     assert {n: s for n, s in again.specs.items()} == {n: s for n, s in plan.specs.items()}
+
+
+def test_an_explanation_shows_the_layout_that_was_asked_for() -> None:
+    plan = fxshard.plan(Perceptron(), (torch.randn(4, 6, 8),), Mesh({"idle": 1, "tp": 2}), cache=False)
+    for layout in ("S(1)S(0)", "RS(1)", "S(0)*"):
+        assert [choice.layout for choice in plan.explain("up.weight", layout).choices] == [layout]
 
 
 def test_no_steps_lead_there() -> None:

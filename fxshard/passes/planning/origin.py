@@ -24,7 +24,7 @@ from fxshard.passes.planning.constrain import Condition, Constraints
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Names, Place
-from fxshard.passes.planning.patterns import pattern
+from fxshard.passes.planning.patterns import on_several_ranks, read_pattern
 from fxshard.passes.planning.price_regret.regret import regret
 from fxshard.passes.planning.sizes_of_plan import holds_up_to, plan_at
 from fxshard.plans.comparison import compare
@@ -80,8 +80,8 @@ class Origin:
         if layout is None:
             pins = [Condition(tuple(found), str(found)) for found in dict.fromkeys((*value.legal, have))]
         else:
-            wanted = pattern(layout, plan.mesh, value.ndim, f"{name!r} ({value.node})")
-            pins = [Condition(wanted, _pattern_text(wanted))]
+            said = read_pattern(layout, plan.mesh, value.ndim, f"{name!r} ({value.node})")
+            pins = [Condition(on_several_ranks(said, plan.mesh), _pattern_text(said))]
         choices = [self._choice(plan, value, have, pin) for pin in pins]
         choices.sort(key=lambda c: (c.total is None, c.total or 0.0, not c.chosen, c.layout))
         node = next((n for n in plan.nodes if n.name == value.node), None)
@@ -187,21 +187,19 @@ class Origin:
 
     def _choice(self, plan: ShardingPlan, value: _Value, have: Layout, pin: Condition) -> Choice:
         if pin.admits(have):
-            return Choice(_pattern_text(pin.pattern), plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
+            return Choice(pin.user_text, plan.objective, plan.lower_bound, True, plan.certificate.cut, plan=plan)
         other = self._answer(value, pin, *self._problem())
         limit = self.constraints.memory_limit
         if limit is not None and isinstance(other, ShardingPlan) and sum(other.memory.values()) > limit:
             try:
                 formulation, session = self._limited()
             except ConstraintError as error:
-                return Choice(
-                    _pattern_text(pin.pattern), None, None, reason=f"no plan that has it was found within memory_limit: {error.what}"
-                )
+                return Choice(pin.user_text, None, None, reason=f"no plan that has it was found within memory_limit: {error.what}")
             other = self._answer(self._value(value.name, formulation), pin, formulation, session)
         if isinstance(other, str):
-            return Choice(_pattern_text(pin.pattern), None, None, reason=other)
+            return Choice(pin.user_text, None, None, reason=other)
         bound, cut = other.lower_bound, other.certificate.cut
-        return Choice(_pattern_text(pin.pattern), other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
+        return Choice(pin.user_text, other.objective, bound, cut=cut, plan=other, where=compare(plan, other))
 
     def _answer(self, value: _Value, pin: Condition, formulation: Formulation, session: Solved) -> ShardingPlan | str:
         """The best plan with the pin, or the reason why there is none."""
