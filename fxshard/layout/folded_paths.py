@@ -60,10 +60,10 @@ class _Search:
     def _extended(self, layout: Layout, still: tuple[int, ...], order: int) -> Iterator[Path]:
         folded = {sharded_dim(p) for p in layout if nest_of(p)}
         for axis in still:
-            others, left = tuple(a for a in still if a != axis), sharded_dim(layout[axis])
+            others, source = tuple(a for a in still if a != axis), sharded_dim(layout[axis])
             for target in _targets(layout, axis, still, self.ndim):
-                if not folded <= {left, sharded_dim(target)}:
-                    continue  # not legal, as most targets are
+                if not folded <= {source, sharded_dim(target)}:
+                    continue  # most targets end here: ``is_legal`` would say so too, and takes longer
                 step = single_step(axis, layout[axis], target)
                 if step is None or STEP_ORDER.get(step.kind, -1) < order or not is_legal(step, layout):
                     continue
@@ -114,5 +114,5 @@ def _renamed(placement: Placement, names: dict[int, int]) -> Placement:
 
 @lru_cache(maxsize=4096)
 def _shard(dim: int, nest: tuple[int, ...] = ()) -> Placement:
-    """Torch's placements take long to make."""
+    """The placement, made once: torch's take long to make."""
     return FoldedShard(dim, nest) if nest else Shard(dim)

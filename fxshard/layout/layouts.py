@@ -394,6 +394,16 @@ def canonical(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
     return Layout(p if ranks > 1 else Replicate() for p, ranks in zip(layout, mesh_shape, strict=True))
 
 
+def same_layout(a: Layout, b: Layout, mesh_shape: Sequence[int]) -> bool:
+    """Whether two layouts put the same elements on each rank: they may differ on axes of one rank."""
+    return a == b or canonical(a, mesh_shape) == canonical(b, mesh_shape)
+
+
+def sharding_axes(mesh_shape: Sequence[int]) -> tuple[int, ...]:
+    """The axes of several ranks, on which placements differ."""
+    return tuple(axis for axis, ranks in enumerate(mesh_shape) if ranks > 1)
+
+
 def all_layouts(
     ndim: int, mesh_shape: Sequence[int], reduce_ops: Iterable[str] = ("sum",), packed: Sequence[PackedShard] = ()
 ) -> list[Layout]:

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard.errors import LayoutError
 from fxshard.layout.folded_paths import Edge, folded_paths
-from fxshard.layout.layouts import Layout, all_layouts, canonical, ceil_shape
+from fxshard.layout.layouts import Layout, all_layouts, canonical, ceil_shape, sharding_axes
 from fxshard.layout.shortest_paths import DIRECT, all_pairs, along
 from fxshard.layout.steps import (
     COLLECTIVES,
@@ -143,7 +143,7 @@ def _bucketed(
     source: Layout, target: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price, saving: Price
 ) -> tuple[tuple[Step, ...], float]:
     """The cheaper of ``path`` (the cheapest without saving) and the single step to ``target``, if there is one."""
-    near = _neighbours(source, len(shape), _moving(mesh.shape), _partial_ops(source, target), _packed(source, target))
+    near = _neighbours(source, len(shape), sharding_axes(mesh.shape), _partial_ops(source, target), _packed(source, target))
     candidates = [path, *((step,) for step, after in near if after == target and (step,) != path)]
     costs = [bucketed_price(source, one, shape, itemsize, mesh, price, saving) for one in candidates]
     return min(zip(candidates, costs, strict=True), key=lambda found: found[1])
@@ -179,15 +179,10 @@ class _Graph:
     paths: tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
-def _moving(mesh_shape: Sequence[int]) -> list[int]:
-    """The axes whose placements matter."""
-    return [axis for axis, ranks in enumerate(mesh_shape) if ranks > 1]
-
-
 @lru_cache(maxsize=256)
 def _graph(ndim: int, mesh_shape: tuple[int, ...], ops: tuple[str, ...], packed: tuple[PackedShard, ...] = ()) -> _Graph:
     """``mesh_shape``: all axes with several ranks are as good as one with two."""
-    plain, axes = all_layouts(ndim, mesh_shape, ops, packed), _moving(mesh_shape)
+    plain, axes = all_layouts(ndim, mesh_shape, ops, packed), sharding_axes(mesh_shape)
     known = [layout for layout in plain if reductions_commute(layout)]
     near = ((layout, step, after) for layout in known for step, after in _neighbours(layout, ndim, axes, ops, packed))
     single: list[tuple[Edge, ...]] = [(edge,) for edge in near if reductions_commute(edge[-1])]

@@ -1,4 +1,7 @@
-"""Cheapest paths between all nodes of a graph (Floyd-Warshall), and sums of figures along them, in compiled loops."""
+"""Cheapest paths between all nodes of a graph (Floyd-Warshall), and sums of figures along them, in compiled loops.
+
+Our own, because all ranks must find the same of several cheapest paths.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
 from fxshard.files import LARGEST, LARGEST_FIGURE, SEAL, Field, Readers, atomic_file, parse_json, read_bytes, write_json, write_sealed
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
-from fxshard.layout.layouts import FoldedShard, Layout, canonical, check_layout, placement_str
+from fxshard.layout.layouts import FoldedShard, Layout, check_layout, placement_str, same_layout
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
 from fxshard.memory_profile import KINDS
 from fxshard.mesh.hardware import HARDWARE
@@ -360,7 +360,7 @@ def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, 
             raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is not a legal step from {layout}: {OTHERS}", FIX)
         layout = step.after(layout)
         steps.append(step)
-    if canonical(layout, mesh.shape) != canonical(target, mesh.shape):
+    if not same_layout(layout, target, mesh.shape):
         raise field.fail(f"the steps lead from {source} to {layout}, not to the target {target}", FIX)
     return tuple(steps)
 

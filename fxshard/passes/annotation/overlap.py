@@ -34,7 +34,7 @@ from fxshard.cost import node_times, time_price
 from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN, PlanningGraph, is_tensor, operands, plain_shape, planned_nodes, producer
 from fxshard.graph.targets import name_of
-from fxshard.layout.layouts import Layout, canonical
+from fxshard.layout.layouts import Layout, canonical, sharding_axes
 from fxshard.layout.redistribution import path_table
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.identity_cache import IdentityCache
@@ -214,8 +214,8 @@ class Windows:
 def _full_time(shape: tuple[int, ...], itemsize: int, mesh: Mesh, made: bool) -> float:
     """Microseconds to gather a tensor that is sharded on every axis; if ``made``, to reduce one that is pending on every axis to shards."""
     paths = path_table(shape, itemsize, mesh, ("sum",), time_price(mesh))
-    several = [axis for axis, ranks in enumerate(mesh.shape) if ranks > 1]
-    cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(layout[axis], Shard) for axis in several)]
+    axes = sharding_axes(mesh.shape)
+    cut = [paths.index[layout] for layout in paths.layouts if all(isinstance(layout[axis], Shard) for axis in axes)]
     other = paths.index[canonical(Layout((Partial("sum") if made else Replicate(),) * mesh.ndim), mesh.shape)]
     return min((float(paths.communication[(other, k) if made else (k, other)]) for k in cut), default=0.0)
 

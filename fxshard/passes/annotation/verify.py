@@ -12,7 +12,7 @@ from torch import fx
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.graph.planning_graph import PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.graph.targets import name_of
-from fxshard.layout.layouts import Layout, canonical, sharded_dim
+from fxshard.layout.layouts import Layout, same_layout, sharded_dim
 from fxshard.layout.redistribution import is_legal, walk
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.plans.plan_data import OpSpec, PlannedNode, Redistribution
@@ -207,7 +207,7 @@ def _check_steps(move: Redistribution, value: fx.Node, given: Set[Layout | None]
             what = f"the redistribution of {value.name} takes a step {step} from {layout}"
             raise PlanError(what, where=where, remedy="plan again")
         end = after
-    if canonical(end, mesh_shape) != canonical(move.target, mesh_shape):
+    if not same_layout(end, move.target, mesh_shape):
         raise PlanError(f"the redistribution of {value.name} ends at {end}, not at {move.target}", where=where, remedy="plan again")
 
 

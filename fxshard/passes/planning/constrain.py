@@ -286,20 +286,19 @@ class _Reader:
     def _read_forbidden(self, forbid: Forbid) -> None:
         """Skips places where the layout is impossible anyway; raises LayoutError if it is impossible at all places."""
         layout = forbid.layout if forbid.axis is None else {forbid.axis: _forbidden_placement(forbid)}
-        found, vacuous = list[tuple[Place, Pattern]](), False
+        found: list[tuple[Place, Pattern]] = []
         errors: list[LayoutError] = []
         for named in self.names.find(forbid.name, "", str(forbid), several=True):
             for place in filter(None, named.places):
                 try:
-                    said = read_pattern(layout, self.mesh, self._dims(place), f"{forbid.name!r} ({named.what})")
-                    found.append((place, on_several_ranks(said, self.mesh)))
-                    vacuous |= says_nothing(said, self.mesh)
+                    found.append((place, read_pattern(layout, self.mesh, self._dims(place), f"{forbid.name!r} ({named.what})")))
                 except LayoutError as error:
                     errors.append(error)
         if errors and not found:
             raise LayoutError(errors[0].what, where=errors[0].where or str(forbid), remedy=errors[0].remedy) from errors[0]
-        for place, taboo in () if vacuous else found:
-            self.add(place, Condition(taboo, str(forbid), place.output, forbidden=True))
+        for place, taboo in found:
+            if not says_nothing(taboo, self.mesh):
+                self.add(place, Condition(on_several_ranks(taboo, self.mesh), str(forbid), place.output, forbidden=True))
 
     def _read_equal(self, equal: Equal) -> None:
         places: dict[Place, None] = {}

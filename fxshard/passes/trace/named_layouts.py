@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import LayoutError, TraceError
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, producer, source_line
-from fxshard.layout.layouts import Layout, canonical, normalised_placement
+from fxshard.layout.layouts import Layout, canonical, normalised_placement, sharding_axes
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
 
@@ -151,8 +151,8 @@ def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpS
     one element. Raises TraceError for a layout that it cannot have, or if the mesh lacks its axes."""
     wanted = _wanted(node, mesh)
     found = tuple(spec for spec in specs if all(spec.outputs[0][axis] == placement for axis, placement in wanted.items()))
-    every = all(axis in wanted for axis, ranks in enumerate(mesh.shape) if ranks > 1)
-    if not found and every and not any(p.is_partial() for p in wanted.values()):
+    complete = wanted.keys() >= set(sharding_axes(mesh.shape))
+    if not found and complete and not any(p.is_partial() for p in wanted.values()):
         layout = Layout([wanted.get(axis, Replicate()) for axis in range(mesh.ndim)])
         return (OpSpec((layout,), (layout,)),)
     if not found:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from fxshard.errors import ConstraintError, OptionError, PlanError
 from fxshard.graph.planning_graph import GraphInput, PlanningGraph, example_shape
-from fxshard.layout.layouts import Layout, canonical, placement_str
+from fxshard.layout.layouts import Layout, placement_str, same_layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
 from fxshard.passes.planning.constrain import Condition
@@ -65,7 +65,7 @@ def request_of(
 def check_weight_layouts(program: ShardedProgram, named: NamedTensors, mesh: Mesh) -> None:
     """Raises PlanError unless the program reads parameters and buffers in the layouts that they have."""
     for end, layout in zip(program.inputs, program.input_layouts, strict=True):
-        if end.kind in ("parameter", "buffer") and canonical(layout_of(named[end.name], mesh), mesh.shape) != canonical(layout, mesh.shape):
+        if end.kind in ("parameter", "buffer") and not same_layout(layout_of(named[end.name], mesh), layout, mesh.shape):
             raise PlanError(
                 f"{end.kind} {end.name} is {_describe(named[end.name], mesh)}, the plan reads it in {layout}",
                 remedy="plan with the parameters as they are (pins=...), or shard the model by the plan: fxshard.parallelize",

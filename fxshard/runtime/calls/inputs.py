@@ -16,7 +16,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.calls import DENSE
 from fxshard.errors import OptionError, PlanError, RunError, a_kind
 from fxshard.graph.objects import Counted, is_length, leaves_in_objects, length_of, open_call, outputs_in_objects
-from fxshard.layout.layouts import Layout, canonical, chunk_lengths
+from fxshard.layout.layouts import Layout, chunk_lengths, same_layout
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.options import check_device_mesh
@@ -122,8 +122,7 @@ def leaf_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
 
 def has_layout(value: DTensor, layout: Layout) -> bool:
     """Whether a DTensor is in ``layout``; on axes of one rank, all placements mean the same."""
-    shape = tuple(value.device_mesh.shape)
-    return canonical(Layout(value.placements), shape) == canonical(layout, shape)
+    return same_layout(Layout(value.placements), layout, tuple(value.device_mesh.shape))
 
 
 def layout_of(value: torch.Tensor, mesh: Mesh) -> Layout:

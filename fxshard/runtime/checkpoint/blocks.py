@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 
 from fxshard.errors import OptionError
 from fxshard.layout.layouts import Layout, canonical, local_blocks
@@ -57,7 +57,7 @@ def _holders(name: str, tensor: torch.Tensor, ranks: Sequence[int]) -> dict[Bloc
         return {((0,) * len(shape), shape): list(range(len(ranks)))}
     mesh = tensor.device_mesh
     layout = canonical(Layout(tensor.placements), tuple(mesh.shape))
-    if any(isinstance(p, Partial) for p in layout):
+    if layout.has_partial:
         raise OptionError(f"{name} is a pending sum: {layout}", remedy="redistribute it before saving")
     sizes = tuple(mesh.shape)
     found: dict[Block, list[int]] = {}

@@ -17,6 +17,7 @@ from fxshard._torch_compat.calls import held_buffers_of, held_parameters_of, par
 from fxshard._torch_compat.dtensor.shards import spec_or_none
 from fxshard._torch_compat.dynamo.hooks import Hook, any_global_hooks, any_hooks, global_hooks, hooks_of
 from fxshard.errors import RunError
+from fxshard.layout.layouts import sharding_axes
 from fxshard.runtime.module.parameters import parameter_slots
 
 Places = tuple[tuple[nn.Module, str], ...]
@@ -71,9 +72,7 @@ class ModuleState:
         return last
 
     def _layout_of(self, place: int, value: torch.Tensor) -> Any:
-        settled = isinstance(value, DTensor) and not any(
-            p.is_partial() for p, ranks in zip(value.placements, value.device_mesh.shape, strict=True) if ranks > 1
-        )
+        settled = isinstance(value, DTensor) and not any(value.placements[k].is_partial() for k in sharding_axes(value.device_mesh.shape))
         if settled and value.device_mesh == self.device_mesh:
             return value.placements, value.dtype, value.shape
         name = self.parameter_name(place)

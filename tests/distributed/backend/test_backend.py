@@ -350,6 +350,8 @@ def errors() -> None:
     d = on_mesh(x, Replicate())
     said = error_of(ConstraintError, lambda: sharded(model, pins={"up.weight": "S(1)"})(d))
     assert "DTensor in S(0)" in said
+    said = error_of(ConstraintError, lambda: sharded(MLP(), constraints=[fxshard.Pin("up.weight", "S(0)")])(x))
+    assert "Pin('up.weight', 'S(0)') asks for parameter up.weight in S(0), but it is a plain tensor" in said
     pair = DeviceMesh("cpu", [1, 0], mesh_dim_names=("tp",))
     compiled = torch.compile(model, backend="fxshard", options={"mesh": pair, "compiler": "eager", "timeout": 60.0})
     assert "one mesh for all" in error_of(PlanError, lambda: compiled(d))

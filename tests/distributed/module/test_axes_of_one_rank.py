@@ -128,7 +128,7 @@ def calls_of_dtensors() -> None:
                 torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9)
         except Exception as e:
             wrong.append((name, type(e).__name__, str(e)[:600]))
-        torch._dynamo.reset()
+        torch.compiler.reset()
     assert not wrong, wrong
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -15,6 +16,9 @@ from fxshard.passes.planning.constrain import Constraints
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.trace.trace import trace
 from fxshard.solver import solve
+from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import from_problem
+from fxshard.solver.solve import _starts
 
 
 def test_the_limit_itself_is_allowed() -> None:
@@ -28,7 +32,7 @@ def test_the_limit_itself_is_allowed() -> None:
 
 
 def test_the_search_starts_from_the_plan_without_the_limit() -> None:
-    """Its specs and results. Values are saved as they are produced, so that some may be gathered twice."""
+    """Its specs and results. Values are saved as they are produced, so that some may be gathered twice; improved, it costs as much."""
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8), nn.ReLU())
     graph = trace(model, (torch.randn(16, 8, requires_grad=True),))
     annotated = annotate(graph, fxshard.Mesh({"a": 2}))
@@ -41,3 +45,5 @@ def test_the_search_starts_from_the_plan_without_the_limit() -> None:
         its, options = free.node_vars[name]
         assert specs[started.start[var]] == options[best.choices[its]]
     assert best.objective <= limited.problem.evaluate(started.start) < np.inf
+    _, improved = _starts(from_problem(limited.problem), started.start, Budget())
+    assert improved is not None and limited.problem.evaluate(improved) == pytest.approx(best.objective, rel=1e-9)

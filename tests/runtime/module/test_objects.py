@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fxshard
 
@@ -89,19 +89,6 @@ def test_tensors_are_changed_in_place(mesh: DeviceMesh) -> None:
     returned = parallelized(Writes(), (x, memory), mesh)(x, memory)
     assert returned is memory and memory.layers[0].keys is tensor
     torch.testing.assert_close(tensor, torch.cat([x, torch.zeros(1, 4)]))
-
-
-@torch.no_grad()
-def test_results_on_one_rank_are_dtensors_where_they_are_on_several(mesh: DeviceMesh) -> None:
-    """A plain argument gives a plain result, whatever layout is asked for, and a DTensor one in that layout. A parameter may be pending."""
-    model, x = nn.Linear(4, 4), torch.randn(3, 4)
-    model.weight = nn.Parameter(DTensor.from_local(model.weight.detach(), mesh, [Partial()]))
-    want = nn.functional.linear(x, model.weight.to_local(), model.bias)
-    sharded = parallelized(model, (x,), mesh, output_layouts="S(0)")
-    out, placed = sharded(x), sharded(distribute_tensor(x, mesh, [Shard(1)]))
-    assert type(out) is torch.Tensor and isinstance(placed, DTensor) and placed.placements == (Shard(0),)
-    torch.testing.assert_close(out, want)
-    torch.testing.assert_close(placed.to_local(), want)
 
 
 @torch.no_grad()
