@@ -58,6 +58,10 @@ def test_a_start_that_exceeds_a_limit_is_repaired() -> None:
     assert repaired is not None and repaired.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
     _, better = _starts(from_problem(problem), [1] * 11, Budget())
     assert better is not None and better.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0], "a start that pays more than it must"
+    free = (np.array([0.0, 10.0]), np.zeros(2))  # the second gives up its byte for nothing, which saves nothing by itself
+    swap = PlacementProblem(free, (), (), usage_limit=1, lives=tuple(Live(0, 1, np.array([1.0, 0.0]), k) for k in range(2)))
+    _, swapped = _starts(from_problem(swap), [1, 0], Budget())
+    assert swapped is not None and swapped.tolist() == [0, 1], "a start that fits, and that no single change within the limit betters"
     stuck = from_problem(PlacementProblem(costs[:1], (), (), usage_limit=0, lives=(Live(0, 1, np.array([1.0, 2.0]), 0),)))
     assert _starts(stuck, [0], Budget())[1] is None
 
