@@ -21,6 +21,9 @@ from fxshard.solver.search.case_split import search_by_cases, search_tables
 LAST_WORK = 2e9
 """Work in table entries for finding a plan that fits after a work limit ended the search without one."""
 
+MARGIN_ERROR = 1e-6
+"""Relative error in comparing a gap with the margin: both are differences of rounded floats."""
+
 
 def solve(
     problem: PlacementProblem,
@@ -61,7 +64,11 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
         raise limits.explain(budget.last())
     if best is None:
         raise NoPlanError(_unfinished(budget) + limits.summary(), tuple(miss for _, miss in limits.missed()))
-    return _certified(problem, best, max(bound / scale.factor - scale.margin, scale.floor), budget, steps)
+    found = _certified(problem, best, max(bound / scale.factor - scale.margin, scale.floor), budget, steps)
+    only_rounded = not found.proven and found.objective - found.lower_bound <= (1 + MARGIN_ERROR) * scale.margin
+    if only_rounded and found.objective < known and np.isfinite(raw.slopes).any():
+        return solve_within(problem, budget, found.choices, keep)  # penalties of rows round; a better first plan allows a finer scale
+    return found
 
 
 Keep = Callable[[Relaxation, Scale, float], None]

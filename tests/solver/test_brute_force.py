@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxshard.solver import InfeasibleError, PlacementProblem, solve
+from fxshard.solver import InfeasibleError, PlacementProblem, Row, Transfer, solve
 from tests.solver.problems import brute_force, problems, with_copies, with_rows, with_transfers
 
 
@@ -43,3 +43,29 @@ KINDS = {
 def test_equals_enumeration(kind: str) -> None:
     strategy, examples = KINDS[kind]
     settings(max_examples=examples, deadline=None)(given(strategy)(check))()
+
+
+def test_penalties_of_rows_leave_no_gap_where_the_first_plan_is_far_from_the_best() -> None:
+    """The scale of integer costs follows from the first plan: here the greedy one pays for a transfer that costs thousands of optima."""
+    prices = np.array([[0.0, 228060.0], [416858.0, 0.0]])
+    readers = tuple((0, np.array(want)) for want in ([1, 1, 0, 1], [1, 1, 0, 0], [0, 1, 1, 1]))
+    edges = (np.array([[0.0, 2, 0, 0], [2, 0, 1, 0], [0, 1, 1, 1]]), np.diag([0.0, 1, 0, 2]), np.diag([1.0, 2, 0, 2]))
+    check(
+        PlacementProblem(
+            (np.array([0.0, 2, 1, 2]), np.array([0.0, 2, 2])),
+            ((1, 0), (0, 0), (0, 0)),
+            edges,
+            transfers=(Transfer(1, np.array([0, 1, 1]), readers, prices),),
+            rows=(
+                Row(10.0, ((0, np.array([3.0, -1, -5, -4])),), (), 0.0),
+                Row(-5.0, ((1, np.array([3.0, 2, 8])),), (), 1.0),
+                Row(-5.0, ((1, np.array([5.0, 5, 6])),), (), 0.0),
+            ),
+        )
+    )
+
+
+def test_penalties_of_rows_count_where_no_table_costs_anything() -> None:
+    """Half a unit over a limit: the scale of integer costs must not round it to nothing."""
+    rows = (Row(1.0, ((0, np.array([2.0, 3.0])),), (), 0.5), Row(1.0, ((1, np.array([1.0, 0.0])),), (), 0.5))
+    check(PlacementProblem((np.zeros(2), np.array([0.0, 1.0])), ((0, 1),), (np.zeros((2, 2)),), rows=rows))
