@@ -104,13 +104,14 @@ def _death(rank: int, exit_code: int | None, folder: Path) -> str:
     how = "still ran, or was stopped after its time" if exit_code is None else f"ended with exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
         how = f"was ended by {signal.Signals(-exit_code).name}"
-    stack = folder / f"{rank}.stack"
-    return f"rank {rank} did not finish; it {how}\n{stack.read_text() if stack.exists() else ''}"
+    stderr = folder / f"{rank}.stderr"
+    return f"rank {rank} did not finish; it {how}\n{stderr.read_text()[-20_000:] if stderr.exists() else ''}"
 
 
 def _process(scenarios: dict[str, Scenario], rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
-    faulthandler.enable(os.open(Path(folder, f"{rank}.stack"), os.O_WRONLY | os.O_CREAT))
+    os.dup2(os.open(Path(folder, f"{rank}.stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)  # C++ says there why it ends a process
+    faulthandler.enable(2)
     store = _store(rank, Path(folder))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     for name, scenario in scenarios.items():

@@ -107,19 +107,29 @@ def sharded_there(layout: Layout) -> Layout:
     return layout.with_axis(0, Shard(0)) if layout[0] == Replicate() else layout
 
 
-def test_a_plan_that_shards_there_is_legal() -> None:
-    """As a file may say that was written by hand; it runs, and given as pins it is a plan without such layouts."""
-    case, graph, reference = traced()
-    plan = plan_graph(graph, Mesh({"idle": 1, "tp": 2}), Request(pins={"up.weight": "RS(0)"}))
+def plan_and_file() -> tuple[ShardingPlan, ShardingPlan]:
+    """A plan, and the same with layouts on the axis of one rank, as a file may have it that is older or written by hand."""
+    plan = plan_graph(traced()[1], Mesh({"idle": 1, "tp": 2}), Request(pins={"up.weight": "RS(0)"}))
     there = {name: OpSpec(*(tuple(map(sharded_there, side)) for side in (spec.inputs, spec.outputs))) for name, spec in plan.specs.items()}
     nodes = tuple(dataclasses.replace(node, spec=there[node.name]) for node in plan.nodes)
     moves = tuple(dataclasses.replace(m, source=sharded_there(m.source), target=sharded_there(m.target)) for m in plan.redistributions)
-    other = dataclasses.replace(plan, nodes=nodes, redistributions=moves)
-    other = ShardingPlan.from_json(other.to_json())
+    return plan, ShardingPlan.from_json(dataclasses.replace(plan, nodes=nodes, redistributions=moves).to_json())
+
+
+def test_a_plan_that_shards_there_is_legal() -> None:
+    """It runs, and given as pins it is a plan without such layouts."""
+    case, graph, reference = traced()
+    plan, other = plan_and_file()
     program = lower_plan(graph, other)
     assert_equal_to_one_device(simulate_program(program, program_values(program, *case)), reference)
     again = plan_graph(graph, plan.mesh, Request(pins=other))
     assert {n: s for n, s in again.specs.items()} == {n: s for n, s in plan.specs.items()}
+
+
+def test_two_plans_that_differ_there_only_are_equal() -> None:
+    plan, other = plan_and_file()
+    assert plan.redistributions and plan.redistributions != other.redistributions and plan.specs != other.specs
+    assert fxshard.diff(other, plan).equal and fxshard.diff(plan, other).equal
 
 
 def test_an_explanation_shows_the_layout_that_was_asked_for() -> None:
