@@ -32,7 +32,7 @@ COPIED = ("fxshard", "tests", "tools", "bench", "examples", "pyproject.toml", "R
 NEAR = ("tests/layout", "tests/solver", "tests/passes/planning", "tests/passes/lowering", "tests/passes/annotation", "tests/passes/memory")
 NEAR += ("tests/plans", "tests/strategies", "tests/models/test_equality.py")
 """The third ring."""
-FAILED, TIMEOUT = 1, 1800
+FAILED = 1
 SLOW = "no end"
 
 COMPARISONS: dict[type[ast.cmpop], str] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
@@ -176,8 +176,8 @@ def rings_of(file: str, root: Path) -> Iterator[tuple[str, ...]]:
     yield ("tests",)
 
 
-def caught_by(mutant: Mutant, copy: Path, rings: int, pytest_args: list[str]) -> str:
-    """The test that failed first, "" if none did within the first ``rings`` rings.
+def caught_by(mutant: Mutant, copy: Path, rings: int, pytest_args: list[str], seconds: float) -> str:
+    """The test that failed first, "" if none did within the first ``rings`` rings. Tests that do not end in ``seconds`` have failed.
 
     Raises RuntimeError if that test fails without the mutant too: then it tells nothing.
     """
@@ -190,24 +190,24 @@ def caught_by(mutant: Mutant, copy: Path, rings: int, pytest_args: list[str]) ->
             continue
         file.write_text(mutant.apply(source), encoding="utf-8")
         try:
-            failed = _first_failure(copy, [*pytest_args, *paths])
+            failed = _first_failure(copy, [*pytest_args, *paths], seconds)
         finally:
             file.write_text(source, encoding="utf-8")
         if failed == SLOW:
-            return f"{' '.join(paths)}: no end after {TIMEOUT} s"
+            return f"{' '.join(paths)}: no end after {seconds:.0f} s"
         if failed:
-            if _first_failure(copy, [failed]):
+            if _first_failure(copy, [failed], seconds):
                 raise RuntimeError(f"{failed} fails without the mutant too")
             return failed
     return ""
 
 
-def _first_failure(copy: Path, arguments: list[str]) -> str:
+def _first_failure(copy: Path, arguments: list[str], seconds: float) -> str:
     """The test, or the file, that fails first; SLOW if there is no end, "" if all pass."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "NUMBA_CACHE_DIR": str(copy / ".numba")}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", *arguments]
     try:
-        run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return SLOW
     if not run.returncode:
@@ -225,6 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--only", default="", help="numbers of mutants, 7,12 or 10-19")
     parser.add_argument("--rings", type=int, default=4, help="how many rings of tests a mutant goes through")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="how long the tests of a ring may take; a mutant may loop for ever")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--pytest", default="", help="more arguments for pytest, as one text")
     chosen = parser.parse_args(arguments)
@@ -242,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
             if chosen.list:
                 continue
             start = time.perf_counter()
-            caught = caught_by(one, copy, chosen.rings, chosen.pytest.split())
+            caught = caught_by(one, copy, chosen.rings, chosen.pytest.split(), chosen.seconds)
             survived += not caught
             print(f"    {caught or 'SURVIVED'} ({time.perf_counter() - start:.0f} s)", flush=True)
     if not chosen.list:

@@ -77,7 +77,7 @@ def test_a_precise_test_catches_a_mutant(test: str, caught: bool, tmp_path: Path
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_sums.py").write_text(f"from fxshard.sums import f\n\ndef test_f():\n    {test}\n")
     mutant = next(one for one in mutants_of("fxshard/sums.py", source) if one.after == "((1) - (1))")
-    assert caught_by(mutant, tmp_path, 1, []) == ("tests/test_sums.py::test_f" if caught else "")
+    assert caught_by(mutant, tmp_path, 1, [], 60.0) == ("tests/test_sums.py::test_f" if caught else "")
     assert (tmp_path / "fxshard" / "sums.py").read_text() == source
     assert isinstance(mutant, Mutant)
 
@@ -89,4 +89,4 @@ def test_a_test_that_fails_without_the_mutant_is_an_error(tmp_path: Path) -> Non
     (tmp_path / "tests" / "test_sums.py").write_text("def test_f():\n    assert False\n")
     (mutant,) = mutants_of("fxshard/sums.py", "ONE = 1\n")
     with pytest.raises(RuntimeError, match="without the mutant too"):
-        caught_by(mutant, tmp_path, 1, [])
+        caught_by(mutant, tmp_path, 1, [], 60.0)
