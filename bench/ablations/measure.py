@@ -137,5 +137,6 @@ def _in_fork(job: Callable[..., None], *given: Any) -> Iterator[Any]:
 
 
 def _job(send: Connection, job: Callable[..., None], given: tuple[Any, ...]) -> None:
+    gc.freeze()  # what is garbage already stays: the end of a process group would wait for threads, which a fork does not have
     job(send.send, *given)
     send.close()

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard.errors import FxshardError, LayoutError, PlanError, closest
 from fxshard.files import LARGEST, LARGEST_FIGURE, SEAL, Field, Readers, atomic_file, parse_json, read_bytes, write_json, write_sealed
 from fxshard.graph.planning_graph import RELABELS, UNKNOWN
-from fxshard.layout.layouts import FoldedShard, Layout, check_layout, placement_str, same_layout
+from fxshard.layout.layouts import FoldedShard, Layout, canonical, check_layout, placement_str, same_layout
 from fxshard.layout.redistribution import Step, is_legal, sent_bytes, single_step, walk
 from fxshard.memory_profile import KINDS
 from fxshard.mesh.hardware import HARDWARE
@@ -349,17 +349,23 @@ def _read_reader(field: Field) -> tuple[str, int]:
 
 
 def _read_steps(field: Field, source: Layout, target: Layout, shape: tuple[int, ...], mesh: Mesh) -> tuple[Step, ...]:
-    """Steps that each start where the previous one ended, and lead from ``source`` to ``target``."""
-    layout, steps = source, []
+    """Steps that each start where the previous one ended, and lead from ``source`` to ``target``.
+
+    Axes of one rank have no part in it: no layout there is in the way of a step, and a step there, in a file of an earlier version, leads
+    nowhere.
+    """
+    layout, steps = canonical(source, mesh.shape), []
     for one in field.items():
         step = _read_step(one, shape, mesh)
+        steps.append(step)
+        if mesh.shape[step.axis] == 1:
+            continue
         if layout[step.axis] != step.source:
             found, axis = placement_str(layout[step.axis]), mesh.axis_names[step.axis]
             raise one.fail(f"the step starts at {placement_str(step.source)}, but the value has {found} on axis {axis} there", FIX)
         if not is_legal(step, layout):
             raise one.fail(f"{placement_str(step.source)} to {placement_str(step.target)} is not a legal step from {layout}: {OTHERS}", FIX)
         layout = step.after(layout)
-        steps.append(step)
     if not same_layout(layout, target, mesh.shape):
         raise field.fail(f"the steps lead from {source} to {layout}, not to the target {target}", FIX)
     return tuple(steps)

@@ -1,11 +1,13 @@
 """Importing this module does what every rank would do first: it imports torch, the compiler and all of fxshard, and trains a small model.
 
 The ranks are forks of one server that has imported it, so that late imports of torch and its check of the C++ compiler happen once.
-It leaves no thread, which a fork would not have, and nothing else by which a test could tell the process from a fresh one.
+It leaves no thread, which a fork would not have, and nothing else by which a test could tell the process from a fresh one. No rank collects
+what is garbage here, or looks through what is not.
 """
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 
 import torch
@@ -57,3 +59,5 @@ warm_up()
 if not torch.backends.cuda.is_built():  # a backward of a CUDA build starts threads, without a GPU too, after which autograd refuses forks
     train_once()
 tqdm.monitor_interval = interval
+gc.collect()
+gc.freeze()

@@ -22,7 +22,7 @@ from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
 from fxshard.plans.constraints import Forbid, Pin
 from fxshard.plans.parallel import read_parallel
-from fxshard.plans.plan_data import OpSpec
+from fxshard.plans.plan_data import Certificate, OpSpec, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.simulate.simulate import simulate_program
 from fxshard.runtime.simulate.values import program_values
@@ -144,3 +144,14 @@ def test_no_steps_lead_there() -> None:
     assert between("S(0)P", "PR") == between("RP", "RR")
     assert between("S(0)R", "S(1)R") == ()
     assert canonical(Layout.parse("S(0)P"), mesh.shape) == Layout.parse("RP")
+
+
+@pytest.mark.parametrize(("source", "target"), [("RRS(0)", "RS(0)R"), ("S(0)S(0)S(0)", "RRR"), ("RS(0)P", "RRR")])
+@pytest.mark.parametrize("idle", [0, 2])
+def test_steps_beside_them_are_read_again(source: str, target: str, idle: int) -> None:
+    """hypothesis found the first two: the layouts of the axis of one rank stood in the way of the others."""
+    mesh = Mesh({axis: 1 if k == idle else 2 for k, axis in enumerate(("a", "b", "c"))})
+    ends = Layout.parse(source), Layout.parse(target)
+    moves = (Redistribution("x", (5, 4), 1, *ends, steps(*ends, (5, 4), 1, mesh), ()),)
+    plan = ShardingPlan(mesh, False, "ab" * 32, (), moves, Certificate("microseconds", 0.0, 0.0))
+    assert ShardingPlan.from_json(plan.to_json()).redistributions == moves

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fxshard._torch_compat.inductor.cpp import instructions
 from fxshard._torch_compat.inductor.joined_kernels import joined_kernels
 from fxshard._torch_compat.inductor.light_imports import light_imports
 
@@ -35,7 +36,8 @@ NO_CODE = ("include", "lib", "test", "testing", "share", "bin", "__pycache__")
 def settings_of_inductor() -> Any:
     """Everything besides the graph that determines Inductor's code, as plain values; None if it includes user code.
 
-    As in torch's own key of a graph (``FxGraphHashDetails``), but source files are represented by their sizes and modification times.
+    As in torch's own key of a graph (``FxGraphHashDetails``), but source files are represented by their sizes and modification times, and
+    the processor's instructions are part of it.
     """
     from torch._functorch import config as functorch
     from torch._inductor import config, config_comms
@@ -54,6 +56,7 @@ def settings_of_inductor() -> Any:
         (torch.is_deterministic_algorithms_warn_only_enabled(), torch.utils.deterministic.fill_uninitialized_memory),
         (matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction),
         torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+        instructions(),
     )
     return [text, repr(state), sys.version, torch.__version__, list(torch_sources())]
 

@@ -1,6 +1,7 @@
-"""Private names of torch (2.13): Inductor's tests of vector instructions and its precompiled header, before the first C++ kernel.
+"""Private names of torch (2.13): Inductor's vector instructions, its tests of them and its precompiled header, before its first kernel.
 
-What would replace it: an option of Inductor that names the vector instructions and builds the header at install time.
+What would replace it: an option of Inductor that names the vector instructions and builds the header at install time, and a cache key of
+Inductor's that contains them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 FURTHER = ("_is_avx512_bf16_supported", "_is_amx_fp16_supported")
 """Optional instructions of a set: names of both the set's attribute and the function of ``torch.cpu`` that detects them."""
+SCALAR = 1
+"""Inductor's ``cpp.simdlen`` for code without vectors."""
 
 
 def import_compiler() -> None:
@@ -81,6 +84,26 @@ def take_answer() -> None:
 
     with _check_build(lambda self, code: True), config.patch({"cpp.vec_isa_ok": True}):
         valid_vec_isa_list()
+
+
+@contextlib.contextmanager
+def width_in_key() -> Iterator[None]:
+    """Within it, Inductor's key of a graph contains the width of this processor's vectors.
+
+    Inductor writes its code for one width, and leaves the width out of the key. On a folder of compiled code that a
+    processor with narrower vectors has filled, code would write beyond the end of tensors; with wider ones, it would leave elements out.
+    """
+    from torch._inductor import config
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    width = config.cpp.simdlen or pick_vec_isa().bit_width() or SCALAR
+    with config.patch({"cpp.simdlen": width}):
+        yield
+
+
+def instructions() -> list[str]:
+    """What this processor can do, as far as compiled code depends on it, and the instructions to which the environment limits torch."""
+    return [torch.backends.cpu.get_cpu_capability(), *sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True)]
 
 
 def vector_instructions_key() -> tuple[str, ...]:
