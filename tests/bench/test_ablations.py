@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -80,3 +83,24 @@ def test_mechanisms_of_a_stage_are_switched_off_together() -> None:
 def test_steps_are_shown_as_medians_and_their_middle_half() -> None:
     shown = row(Compared("one", (1.0, 2.0, 3.0, 4.0), (0.5,), 1.0, 1.25), 7)
     assert shown == ("one", 7, "2.500 (1.250 to 3.750)", "0.500", "1.25")
+
+
+FORK = """
+import gc
+import torch.distributed as dist
+from bench.ablations import measure
+
+gc.disable()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+cycle = {"group": dist.new_group([0])}
+cycle["itself"] = cycle
+dist.destroy_process_group()
+del cycle
+print(*measure._in_fork(lambda send: send(f"collected {gc.collect() >= 0}")))
+"""
+
+
+def test_a_fork_does_not_end_groups_of_its_parent() -> None:
+    """The end of a group of gloo's waits for its threads, which only the parent has."""
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "collected True\n", done.stderr
