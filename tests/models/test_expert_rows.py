@@ -26,6 +26,14 @@ def test_random_plans_equal_one_device(mesh: str, seed: int) -> None:
     check(random_graph_plan(annotate(prepared(5, 7)[1], mesh_of(mesh)), seed), 5, 7)
 
 
+@pytest.mark.parametrize(("mesh", "travel"), [("dp=2,ep=1", False), ("dp=1,ep=2", True), ("ep=2,tp=1", True)])
+def test_an_axis_of_one_rank_beside(mesh: str, travel: bool) -> None:
+    """Rows travel between ranks of ``ep`` if it has several, as if the other axis were not there."""
+    annotated = annotate(prepared(5, 7)[1], mesh_of(mesh))
+    plans = (random_graph_plan(annotated, seed) for seed in range(20))
+    check(next(p for p in plans if travel == any((c.kind, c.axis) == ("dispatch", "ep") for c in p.collectives)), 5, 7)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_saved_and_recomputed_rows(seed: int) -> None:
     check(random_graph_plan(annotate(prepared(4, 8)[1], mesh_of("dp=2,ep=2")), seed, frugal=True), 4, 8)
