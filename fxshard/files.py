@@ -136,6 +136,8 @@ def parse_json(text: str | bytes, where: str, remedy: str = REMAKE, most: int | 
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
+        if text[:2] == b"PK":
+            raise FileError("the file is a zip, not JSON", where=where, remedy="read a program's file with fxshard.load(path)") from error
         raise FileError(f"the file is not text: byte {error.start} is not UTF-8", where=where, remedy=remedy) from error
     check_parsed_size(decoded, where, remedy, most)
     try:

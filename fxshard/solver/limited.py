@@ -91,7 +91,8 @@ class LimitedSession:
         except InfeasibleError as error:
             raise self._missed(error, True, self._budget) from error
         except NoPlanError as error:
-            raise NoPlanError(str(error), tuple(self._missed(miss, True, self._budget) for miss in error.misses)) from error
+            misses = tuple(self._missed(miss, True, self._budget) for miss in error.misses)
+            raise NoPlanError(error.reason, misses, error.together) from error
         self._last = self._relaxed
 
         def solving(problem: PlacementProblem, part: Budget, known: Sequence[int] | None) -> Solution:
@@ -144,7 +145,7 @@ class LimitedSession:
             return (found if fits else self._least(error, budget, allowed or {})), extra
         fitting = [one for one in (found, surely) if self.counts.fits(one.choices)]
         if not fitting:
-            raise NoPlanError("no plan was found that fits, nor a proof that there is none")
+            raise NoPlanError("what fits by the estimates exceeds the limit by the exact count")
         return min(fitting, key=lambda one: one.objective), extra
 
     def _least(self, error: InfeasibleError | NoPlanError, budget: Budget, allowed: Allowed) -> Solution:
@@ -156,7 +157,8 @@ class LimitedSession:
                 objective = self.counts.problem.evaluate(miss.least_choices)
                 if np.isfinite(objective):
                     return certify(miss.least_choices, objective, -np.inf, True, ())
-        raise NoPlanError(f"no plan was found that fits, nor a proof that there is none: {error}", tuple(exact)) from error
+        reason, together = (error.reason, error.together) if isinstance(error, NoPlanError) else (str(error), ())
+        raise NoPlanError(reason, tuple(exact), together) from error
 
     def _fits(self, choices: tuple[int, ...], allowed: Allowed) -> bool:
         return self.counts.fits(choices) and all(states[choices[node]] for node, states in allowed.items())

@@ -56,14 +56,14 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
     else:
         best, bound = search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
     best = _better(raw, first, best)
-    if best is None and bound < np.inf and budget.spent:
+    if best is None and bound < np.inf:
         best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK))
         bound = np.inf if impossible else bound
         steps.append(("least excess over limits", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
     if best is None and bound == np.inf:
         raise limits.explain(budget.last())
     if best is None:
-        raise NoPlanError(_unfinished(budget) + limits.summary(), tuple(miss for _, miss in limits.missed()))
+        raise NoPlanError(_ended(budget) + limits.summary(), tuple(miss for _, miss in limits.missed()), limits.together())
     found = _certified(problem, best, max(bound / scale.factor - scale.margin, scale.floor), budget, steps)
     only_rounded = not found.proven and found.objective - found.lower_bound <= (1 + MARGIN_ERROR) * scale.margin
     if only_rounded and found.objective < known and np.isfinite(raw.slopes).any():
@@ -105,6 +105,5 @@ def _better(model: Model, *plans: IntArray | None) -> IntArray | None:
     return min([one for one in priced if np.isfinite(one[0]) and model.fits(one[1])], key=lambda one: one[0], default=(np.inf, None))[1]
 
 
-def _unfinished(budget: Budget) -> str:
-    reason = "the time or work limit ended the search" if budget.spent else "the problem is too large to search exactly"
-    return f"no plan that fits was found, nor a proof that there is none: {reason}; allow more time or more memory"
+def _ended(budget: Budget) -> str:
+    return "the time or work limit ended the search" if budget.spent else "the problem is too large to search exactly"

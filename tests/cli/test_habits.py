@@ -36,6 +36,21 @@ def test_every_command_has_an_example_and_json(command: str, capsys: pytest.Capt
     assert "--json" in COMMANDS[command] and "exit codes: 0" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("--memroy-limit 10GB", "did you mean '--memory-limit'?"),
+        ("--memory-limit 10 GB", "unrecognized arguments: GB; a value is one word"),
+        ("--memroy-limit=10GB", "did you mean '--memory-limit'?"),
+    ],
+)
+def test_unknown_words_are_refused_by_the_command(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", "model.py:make", "--mesh", "tp=2", *words.split()])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and hint in said and "fxshard plan --help" in said
+
+
 def completed(*words: str) -> list[str]:
     """What bash completes at the last word."""
     script = fxshard("completion", "bash").stdout

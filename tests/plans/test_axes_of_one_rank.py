@@ -155,3 +155,10 @@ def test_steps_beside_them_are_read_again(source: str, target: str, idle: int) -
     moves = (Redistribution("x", (5, 4), 1, *ends, steps(*ends, (5, 4), 1, mesh), ()),)
     plan = ShardingPlan(mesh, False, "ab" * 32, (), moves, Certificate("microseconds", 0.0, 0.0))
     assert ShardingPlan.from_json(plan.to_json()).redistributions == moves
+
+
+def test_a_word_there_that_matches_nothing_needs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for ranks in (1, 2):
+        words = read_parallel({"tp": {"gate": "colwise"}}, mesh := Mesh({"tp": ranks}))
+        plan_graph(traced()[1], mesh, Request(parallel=words))
+        assert ("matches no module" in caplog.text) == (ranks > 1)

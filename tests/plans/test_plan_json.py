@@ -274,6 +274,7 @@ def test_invalid_plans_are_refused(data: Any, what: str, where: str) -> None:
         (dumps(small_plan())[:-40], "cut short"),
         ("plan", "not JSON"),
         (b"\xff\xfe", "not UTF-8"),
+        (b"PK\x03\x04\xff", r"a zip, not JSON(.|\n)*fxshard\.load"),
         ('{"format": "fxshard-plan", "format": 1}', "occurs twice"),
         (r'{"format": "\ud800"}', "surrogates not allowed"),
         ("[" * 100_000, "nests too deeply"),

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from typing import Any, NoReturn
 
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, closest
 
 WIDTH = 100
 
@@ -21,6 +21,17 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints what is wrong and what to do, as other errors of the user do, and exits with 2."""
         self.exit(2, f"{OptionError(message, where=self.prog, remedy=f'{self.prog} --help lists what it takes, with an example')}\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Unlike argparse, lets the command itself refuse what it does not know, not the program: only it knows its options."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            option = next((one.partition("=")[0] for one in rest if one.startswith("-")), None)
+            hint = (
+                "; a value is one word, such as dp=8,tp=8 or 10GB" if option is None else closest(option, list(self._option_string_actions))
+            )
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        return found, rest
 
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
         action = super().add_argument(*args, **kwargs)

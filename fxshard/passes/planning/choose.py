@@ -120,9 +120,20 @@ def solved(
         for miss in error.misses:
             if miss.least_usage is not None and miss.row is None:
                 raise _shortage(miss, annotated, constraints, formulation).not_found(budget.time_limit) from error
-        where = "the solver's own work limit" if budget.time_limit is None else f"time_limit={budget.time_limit:g}"
-        remedy = "give the solver more time (time_limit=SECONDS), or loosen memory_limit and the pins"
-        raise ConstraintError(f"no plan was found: {error}", where=where, remedy=remedy) from error
+        raise _not_found(error, annotated, constraints, budget) from error
+
+
+def _not_found(error: NoPlanError, annotated: Annotated, constraints: Constraints, budget: Budget) -> ConstraintError:
+    """The error for a search that ended without a plan, where it is not for the memory limit alone."""
+    ended = "the solver's own work limit" if budget.time_limit is None else f"time_limit={budget.time_limit:g}"
+    where = ended if budget.spent else f"mesh {annotated.mesh}"
+    if error.together:
+        memory = f"memory_limit={exact_size(constraints.memory_limit or 0)}"
+        every = " and ".join(memory if name is None else name for name in error.together)
+        what = f"no plan was found that meets {every}, nor a proof that there is none; each of them can be met alone"
+        return ConstraintError(what, where=where, remedy="loosen one of them; a plan without it shows how much of it the others take")
+    more = "give the solver more time (time_limit=SECONDS), or " if budget.spent else ""
+    return ConstraintError(str(error), where=where, remedy=f"{more}loosen memory_limit, the constraints and the pins")
 
 
 def memory_over_time(annotated: Annotated, constraints: Constraints, formulation: Formulation, choices: Sequence[int]) -> np.ndarray:

@@ -198,7 +198,7 @@ class _Reader:
 
     def read_words(self, parallel: Parallel) -> None:
         """Adds what one-word plans say where nothing else is said of the same tensor and axis."""
-        warn_of_unmatched(self.graph, parallel)
+        warn_of_unmatched(self.graph, parallel, self.mesh)
         before, known = (dict(self.values), dict(self.results)), set()
         for one in axis_conditions(self.graph, parallel):
             axis = self.mesh.axis(one.axis)

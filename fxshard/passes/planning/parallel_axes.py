@@ -10,6 +10,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.graph.planning_graph import PlanningGraph, example_shape
+from fxshard.mesh.mesh import Mesh
 from fxshard.plans.parallel import Parallel, leading, of_inputs
 
 log = logging.getLogger("fxshard")
@@ -60,10 +61,10 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
                     yield AxisCondition(node, axis, Replicate(), texts[axis], returned=True)
 
 
-def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel) -> None:
-    """Logs the names in plans that match no module and no parameter of the graph."""
+def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel, mesh: Mesh) -> None:
+    """Logs the names in plans that match no module and no parameter of the graph, on axes of several ranks."""
     names = {*(end.name for end in graph.inputs_of("parameter")), *graph.aliases, *graph.returned}
     names |= {name.rpartition(".")[0] for name in names}
     for axis, plan in parallel.items():
-        for glob in plan.unmatched(names):
+        for glob in plan.unmatched(names) if mesh.shape[mesh.axis(axis)] > 1 else ():
             log.warning("parallel[%r] names %r, which matches no module or parameter of the model", axis, glob)

@@ -231,7 +231,9 @@ def check_call(model: Any, args: Any, fsdp2: bool = False) -> None:
     if not isinstance(model, nn.Module):
         raise OptionError(f"the model is {a_kind(model)}, not an nn.Module", remedy="wrap a function in an nn.Module")
     if isinstance(args, torch.Tensor | str | Mapping) or not isinstance(args, Sequence):
-        raise OptionError(f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,); pass keywords separately")
+        raise OptionError(
+            f"the arguments are {a_kind(args)}", remedy="pass a tuple, for one tensor (x,), and keyword arguments as example_kwargs={...}"
+        )
     for name, module in model.named_modules():
         if getattr(vars(module).get("forward"), "sharded", False):
             what = f"{name or 'the module'} is parallelized already, so that it cannot be planned or parallelized again"

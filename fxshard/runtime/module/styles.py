@@ -132,6 +132,9 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
         return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
     if _is_word(plan):
         return {}, read_parallel(plan, as_mesh(mesh))
+    if isinstance(plan, Mapping) and (others := [axis for axis, one in plan.items() if isinstance(one, WORDS) and axis not in names]):
+        what, remedy = f"the mesh has no axis {others[0]!r}", f"its axes are {', '.join(names)}"
+        raise OptionError(what, where=f"parallelize_plan[{others[0]!r}]", remedy=remedy)
     styles = _checked(plan, None)
     if len(names) > 1:
         what = f"styles are for one axis, and the mesh has {', '.join(names)}"

@@ -30,7 +30,8 @@ from fxshard.runtime.ranks.agreement import TIMEOUT, Group, Meeting, agree, defa
 log = logging.getLogger("fxshard")
 ABSENT = "(none)"
 _GLOBAL = (
-    "plain tensors are global values, the same on each rank; pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis='dp')"
+    "plain tensors are global values, the same on each rank; pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis=...), "
+    "with the axis over which batches are split"
 )
 # Causes before their consequences: the first differing field determines the remedy.
 REMEDIES: Mapping[str, str] = {

@@ -72,7 +72,14 @@ class Limits:
 
     def summary(self) -> str:
         """The findings on the limits that no plan satisfied, for an error message."""
-        return "".join(f"; in {name} {miss.args[0].split(': ')[-1]}" for name, miss in self.missed())
+        alone = " and ".join(name for name, _ in self._every) if self.together() else ""
+        said = [f"; in {name} {miss.args[0].split(': ')[-1]}" for name, miss in self.missed()]
+        return "".join(said) + (f"; each of {alone} can be met alone" if alone else "")
+
+    def together(self) -> tuple[str | None, ...]:
+        """The names of the limits' rows (None: memory) if there are several, each of which some choices meet; else empty."""
+        several = len(self._every) > 1 and len(self._least) == len(self._every)
+        return tuple(one.rows[0].name if one.rows else None for _, one in self._every) if several and not self.missed() else ()
 
     def missed(self) -> list[tuple[str, InfeasibleError]]:
         """Per limit that no plan satisfied: its description, and the closest found."""

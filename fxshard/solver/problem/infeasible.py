@@ -37,12 +37,16 @@ class InfeasibleError(Exception):
 class NoPlanError(Exception):
     """The search ended before it found a plan or proved that there is none.
 
+    reason: why it ended.
     misses: for each limit that no plan found satisfies, the closest that the search came, in the form of an `InfeasibleError`.
+    together: if each limit can be met alone, and nothing found meets all: the names of their rows (None: memory).
     """
 
-    def __init__(self, message: str, misses: tuple[InfeasibleError, ...] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, reason: str, misses: tuple[InfeasibleError, ...] = (), together: tuple[str | None, ...] = ()) -> None:
+        super().__init__(f"no plan that fits was found, nor a proof that there is none: {reason}")
+        self.reason = reason
         self.misses = misses
+        self.together = together
 
 
 class Exhausted(Exception):

@@ -345,6 +345,8 @@ def warned_and_refused() -> None:
         fxshard.parallelize_module(made(), both, LINEAR)
     with pytest.raises(fxshard.FxshardError, match="is not a module's name and a ParallelStyle"):
         styled({"layers.*.up": 3})
+    with pytest.raises(fxshard.FxshardError, match=r"the mesh has no axis 'dp'(.|\n)*its axes are tp"):
+        styled({"dp": fxshard.FullyShard()})
     with pytest.raises(fxshard.FxshardError, match=r"'colwse' is not a style(.|\n)*colwise"):
         styled({"layers.*.up": "colwse"})(tokens())
     part = mesh()

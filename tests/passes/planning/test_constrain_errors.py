@@ -229,7 +229,17 @@ def test_a_search_that_ends_without_a_plan_says_so(monkeypatch: pytest.MonkeyPat
         raise NoPlanError("the time limit ended the search")
 
     monkeypatch.setattr("fxshard.passes.planning.choose.Session", none_found)
-    wrong(ConstraintError, "no plan was found: the time limit ended", "more time .time_limit=SECONDS", PAIR, time_limit=1e-3)
+    wrong(ConstraintError, "nor a proof that there is none: the time limit ended", "loosen memory_limit", PAIR, time_limit=60.0)
+    wrong(ConstraintError, "nor a proof that there is none: the time limit ended", "more time .time_limit=SECONDS", PAIR, time_limit=1e-9)
+
+
+def test_limits_that_only_together_find_no_plan_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_found(*_: object, **__: object) -> None:
+        raise NoPlanError("the problem is too large to search exactly", (), (None, "Communication('tp', at_most=8)"))
+
+    monkeypatch.setattr("fxshard.passes.planning.choose.LimitedSession", none_found)
+    said = r"meets memory_limit=.*2,048 bytes.* and Communication\('tp', at_most=8\), .*each of them can be met alone"
+    wrong(ConstraintError, said, "loosen one of them", PAIR, memory_limit=2048)
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, "1", float("nan")])

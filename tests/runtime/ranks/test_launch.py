@@ -213,7 +213,7 @@ def test_a_differing_field_is_an_error_on_every_rank() -> None:
         "the ranks differ in the value of args[0]: ranks 0, 2: 2; ranks 1, 3: 1\n"
         "  where: before the first collective of ranks 0-3\n"
         "  to do: plain tensors are global values, the same on each rank; "
-        "pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis='dp')"
+        "pass a rank's own batch with fxshard.local_batch(x, device_mesh, axis=...), with the axis over which batches are split"
     }
 
 

@@ -32,10 +32,13 @@ def test_the_optimum_without_a_plan_from_message_passing(problem: PlacementProbl
 @settings(max_examples=30, deadline=None)
 @given(with_rows(hard=True, memory=True))
 def test_limits_reported_as_impossible_are(problem: PlacementProblem) -> None:
-    starts, impossible = Limits(problem).near(Budget())
+    limits = Limits(problem)
+    starts, impossible = limits.near(Budget())
     if plans(model_of(problem)):
         assert not impossible
     assert all(len(choices) == len(problem) for choices in starts)
+    if limits.together():
+        assert all(np.isfinite(brute_force(one)) for _, one in limits._every) and limits.summary().endswith("can be met alone")
 
 
 @pytest.mark.parametrize("transfers", [False, True])
