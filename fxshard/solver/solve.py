@@ -19,7 +19,7 @@ from fxshard.solver.problem.solution import Solution, certify
 from fxshard.solver.search.case_split import search_by_cases, search_tables
 
 LAST_WORK = 2e9
-"""Work in table entries for finding a plan that fits after a work limit ended the search without one."""
+"""Work in table entries for finding a plan that fits after a search that found none."""
 
 MARGIN_ERROR = 1e-6
 """Relative error in comparing a gap with the margin: both are differences of rounded floats."""
@@ -57,7 +57,7 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
         best, bound = search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
     best = _better(raw, first, best)
     if best is None and bound < np.inf:
-        best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK))
+        best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK) if budget.spent else budget.part(LAST_WORK))
         bound = np.inf if impossible else bound
         steps.append(("least excess over limits", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
     if best is None and bound == np.inf:
