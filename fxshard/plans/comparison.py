@@ -10,7 +10,7 @@ from typing import Any
 
 from fxshard.byte_sizes import size_text
 from fxshard.errors import count_text
-from fxshard.layout.layouts import Layout, canonical
+from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import COLLECTIVES
 from fxshard.plans.plan_data import AGAIN, OpSpec, PlanData, PlannedNode, Redistribution
 from fxshard.text_table import fitted
@@ -213,7 +213,7 @@ def compare(before: PlanData, after: PlanData) -> Comparison:
         same_graph=before.graph_hash == after.graph_hash and before.train == after.train,
         memory=tuple((k, *pair) for k, pair in _pairs(before.memory, after.memory) if pair[0] != pair[1]),
         parameters=_layouts(_parameters(before), _parameters(after)),
-        nodes=_layouts(*({n.name: (n.op, n.spec.canonical(plan.mesh.shape)) for n in plan.nodes} for plan in (before, after))),
+        nodes=_layouts(*({n.name: (n.op, n.spec) for n in plan.nodes} for plan in (before, after))),
         compute=(*_compute({n.name: n for n in before.nodes}, {n.name: n for n in after.nodes}), *_host_copies(before, after)),
         moves=_moves(before, after),
         traffic=_traffic(before, after),
@@ -242,7 +242,7 @@ Decisions = Mapping[str, tuple[str, Layout | OpSpec]]
 
 
 def _parameters(plan: PlanData) -> Decisions:
-    return {name: ("parameter", canonical(layout, plan.mesh.shape)) for name, layout in plan.parameter_layouts().items()}
+    return {name: ("parameter", layout) for name, layout in plan.parameter_layouts().items()}
 
 
 def _layouts(before: Decisions, after: Decisions) -> tuple[LayoutChange, ...]:
@@ -267,10 +267,8 @@ def _host_copies(before: PlanData, after: PlanData) -> Iterable[ComputeChange]:
 def _moves(before: PlanData, after: PlanData) -> tuple[Move, ...]:
     sides: list[dict[tuple[str, Layout, Layout, int], Redistribution]] = [{}, {}]
     for side, plan in zip(sides, (before, after), strict=True):
-        for r in plan.redistributions:
-            source, target = (canonical(layout, plan.mesh.shape) for layout in (r.source, r.target))
-            if source != target:  # a repetition in the backward counts separately
-                side[r.value, source, target, int((r.value, source, target, 0) in side)] = r
+        for r in plan.redistributions:  # a repetition in the backward counts separately
+            side[r.value, r.source, r.target, int((r.value, r.source, r.target, 0) in side)] = r
     found = []
     for (value, source, target, _), (a, b) in _pairs(*sides):
         costs = (a and a.cost, b and b.cost)

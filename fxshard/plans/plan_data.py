@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from fxshard.errors import PlanError, closest
 from fxshard.layout.layouts import Layout, canonical, ceil_shape
@@ -222,6 +222,16 @@ class PlanData:
     places: Mapping[str, Place] = field(default_factory=dict, compare=False, repr=False)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
     results: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def canonical(self) -> Self:
+        """The plan with Replicate on axes of one rank, where all placements mean the same, and without the steps there."""
+        shape = self.mesh.shape
+        if 1 not in shape:
+            return self
+        nodes = tuple(replace(node, spec=node.spec.canonical(shape)) for node in self.nodes)
+        moves = (replace(m, source=canonical(m.source, shape), target=canonical(m.target, shape)) for m in self.redistributions)
+        moving = (replace(m, steps=tuple(s for s in m.steps if shape[s.axis] > 1)) for m in moves if m.source != m.target)
+        return replace(self, nodes=nodes, redistributions=tuple(moving))
 
     @property
     def objective(self) -> float:

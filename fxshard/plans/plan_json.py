@@ -148,7 +148,7 @@ def load(make: type[Plan], path: str | Path) -> Plan:
 
 
 def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
-    """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors."""
+    """Reads a plan of class ``make`` from JSON text; ``where`` names it in errors. Layouts on axes of one rank become Replicate."""
     root = parse_json(text, where, BY_HAND)
     check_plan(root, text)
     partial, mesh = root.get("partial", Field.boolean, False), root.get("mesh", read_mesh)
@@ -183,7 +183,7 @@ def loads(make: type[Plan], text: str | bytes, where: str) -> Plan:
     _check_figures(plan, fields)
     if "collectives" in fields:
         check_collectives(plan, fields["collectives"])
-    return plan
+    return plan.canonical()
 
 
 APART = (SEAL, "format", "version", "collectives")

@@ -15,7 +15,7 @@ import fxshard
 from fxshard.errors import ConstraintError
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout, canonical
-from fxshard.layout.redistribution import steps
+from fxshard.layout.redistribution import single_step, steps
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request, lower_plan, plan_graph
@@ -103,33 +103,34 @@ def test_forbidding_every_layout_is_still_an_error() -> None:
         plan_graph(traced()[1], Mesh({"idle": 1, "tp": 2}), Request(constraints=[Forbid("up.weight", "**")]))
 
 
-def sharded_there(layout: Layout) -> Layout:
-    return layout.with_axis(0, Shard(0)) if layout[0] == Replicate() else layout
+def plan_and_file(idle: int) -> tuple[ShardingPlan, str]:
+    """A plan, and as text the same with layouts on the axis ``idle`` of one rank, as a file may be that is older or written by hand."""
+    axes = {axis: 1 if k == idle else 2 for k, axis in enumerate(("a", "b"))}
+    plan = plan_graph(traced()[1], Mesh(axes), Request(pins={"up.weight": {"ab"[1 - idle]: Shard(0)}}))
+
+    def there(layout: Layout) -> Layout:
+        return layout.with_axis(idle, Shard(0)) if layout[idle] == Replicate() else layout
+
+    specs = {name: OpSpec(*(tuple(map(there, side)) for side in (spec.inputs, spec.outputs))) for name, spec in plan.specs.items()}
+    nodes = tuple(dataclasses.replace(node, spec=specs[node.name]) for node in plan.nodes)
+    gather = single_step(idle, Shard(0), Replicate())
+    assert gather is not None
+    moves = (dataclasses.replace(m, source=there(m.source), target=m.target, steps=(gather, *m.steps)) for m in plan.redistributions)
+    return plan, dataclasses.replace(plan, nodes=nodes, redistributions=tuple(moves)).to_json()
 
 
-def plan_and_file() -> tuple[ShardingPlan, ShardingPlan]:
-    """A plan, and the same with layouts on the axis of one rank, as a file may have it that is older or written by hand."""
-    plan = plan_graph(traced()[1], Mesh({"idle": 1, "tp": 2}), Request(pins={"up.weight": "RS(0)"}))
-    there = {name: OpSpec(*(tuple(map(sharded_there, side)) for side in (spec.inputs, spec.outputs))) for name, spec in plan.specs.items()}
-    nodes = tuple(dataclasses.replace(node, spec=there[node.name]) for node in plan.nodes)
-    moves = tuple(dataclasses.replace(m, source=sharded_there(m.source), target=sharded_there(m.target)) for m in plan.redistributions)
-    return plan, ShardingPlan.from_json(dataclasses.replace(plan, nodes=nodes, redistributions=moves).to_json())
-
-
-def test_a_plan_that_shards_there_is_legal() -> None:
-    """It runs, and given as pins it is a plan without such layouts."""
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_file_that_shards_there_is_the_plan_without(idle: int) -> None:
+    """Layouts and steps there are left out, whether they stand before or behind the others; so it runs, and differs in nothing."""
     case, graph, reference = traced()
-    plan, other = plan_and_file()
+    plan, text = plan_and_file(idle)
+    other = ShardingPlan.from_json(text)
+    assert plan.redistributions and text != plan.to_json() and other == plan
+    assert fxshard.diff(other, plan).equal
     program = lower_plan(graph, other)
     assert_equal_to_one_device(simulate_program(program, program_values(program, *case)), reference)
     again = plan_graph(graph, plan.mesh, Request(pins=other))
     assert {n: s for n, s in again.specs.items()} == {n: s for n, s in plan.specs.items()}
-
-
-def test_two_plans_that_differ_there_only_are_equal() -> None:
-    plan, other = plan_and_file()
-    assert plan.redistributions and plan.redistributions != other.redistributions and plan.specs != other.specs
-    assert fxshard.diff(other, plan).equal and fxshard.diff(plan, other).equal
 
 
 def test_an_explanation_shows_the_layout_that_was_asked_for() -> None:
@@ -154,7 +155,8 @@ def test_steps_beside_them_are_read_again(source: str, target: str, idle: int) -
     ends = Layout.parse(source), Layout.parse(target)
     moves = (Redistribution("x", (5, 4), 1, *ends, steps(*ends, (5, 4), 1, mesh), ()),)
     plan = ShardingPlan(mesh, False, "ab" * 32, (), moves, Certificate("microseconds", 0.0, 0.0))
-    assert ShardingPlan.from_json(plan.to_json()).redistributions == moves
+    (move,) = ShardingPlan.from_json(plan.to_json()).redistributions
+    assert move.steps == moves[0].steps and move.source == canonical(ends[0], mesh.shape)
 
 
 def test_a_word_there_that_matches_nothing_needs_no_warning(caplog: pytest.LogCaptureFixture) -> None:

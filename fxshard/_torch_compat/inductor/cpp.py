@@ -17,8 +17,6 @@ import torch
 
 FURTHER = ("_is_avx512_bf16_supported", "_is_amx_fp16_supported")
 """Optional instructions of a set: names of both the set's attribute and the function of ``torch.cpu`` that detects them."""
-SCALAR = 1
-"""Inductor's ``cpp.simdlen`` for code without vectors."""
 
 
 def import_compiler() -> None:
@@ -87,23 +85,29 @@ def take_answer() -> None:
 
 
 @contextlib.contextmanager
-def width_in_key() -> Iterator[None]:
-    """Within it, Inductor's key of a graph contains the width of this processor's vectors.
+def instructions_in_key() -> Iterator[None]:
+    """Within it, Inductor's key of a graph contains this processor's instructions.
 
-    Inductor writes its code for one width, and leaves the width out of the key. On a folder of compiled code that a
-    processor with narrower vectors has filled, code would write beyond the end of tensors; with wider ones, it would leave elements out.
+    Inductor writes its code for one width of vectors, compiles it for this processor, and leaves both out of the key. From a folder that a
+    processor with narrower vectors has filled, code would write beyond the end of tensors; code for wider vectors would leave elements out.
+    The metadata of ahead-of-time code, of which code for this process makes no use, is the only setting in the key that is free text.
     """
     from torch._inductor import config
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    width = config.cpp.simdlen or pick_vec_isa().bit_width() or SCALAR
-    with config.patch({"cpp.simdlen": width}):
+    with config.patch({"aot_inductor.metadata": {**config.aot_inductor.metadata, "fxshard_instructions": instructions()}}):
         yield
 
 
-def instructions() -> list[str]:
-    """What this processor can do, as far as compiled code depends on it, and the instructions to which the environment limits torch."""
-    return [torch.backends.cpu.get_cpu_capability(), *sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True)]
+def instructions() -> str:
+    """The vector instructions for which Inductor writes code, and all that this processor has; without the former if no compiler works."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        picked = str(pick_vec_isa())
+    except InvalidCxxCompiler:
+        picked = "no compiler"
+    return f"{picked}; {' '.join(sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True))}"
 
 
 def vector_instructions_key() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fxshard._torch_compat.inductor import exchanges, pack
-from fxshard._torch_compat.inductor.cpp import width_in_key
+from fxshard._torch_compat.inductor.cpp import instructions_in_key
 from fxshard._torch_compat.inductor.joined_kernels import joined_kernels
 from fxshard._torch_compat.sizes.symbols import ONE_THREAD, GuardRefused, refusing_guards
 
@@ -51,13 +51,13 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor], *, 
     given = list(inputs)
     env = next((value.node.shape_env for value in given if isinstance(value, torch.SymInt)), None)
     mode = tracing(TracingContext(detect_fake_mode(given)))
-    width = width_in_key() if _runs_on_cpu(module) else contextlib.nullcontext()
-    with mode, width, any_size(env), joined_kernels(), _turn(module, given, options, wait) as ours:
+    here = instructions_in_key() if _computes_on_cpu(module) else contextlib.nullcontext()
+    with mode, here, any_size(env), joined_kernels(), _turn(module, given, options, wait) as ours:
         return compile_fx_inner(module, given, **options) if ours else None
 
 
-def _runs_on_cpu(module: fx.GraphModule) -> bool:
-    values = (value for node in module.graph.nodes for value in tree_leaves(node.meta.get("val")))
+def _computes_on_cpu(module: fx.GraphModule) -> bool:
+    values = (value for node in module.graph.nodes if node.op == "call_function" for value in tree_leaves(node.meta.get("val")))
     return any(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values)
 
 
