@@ -92,7 +92,8 @@ class LimitedSession:
             raise self._missed(error, True, self._budget) from error
         except NoPlanError as error:
             misses = tuple(self._missed(miss, True, self._budget) for miss in error.misses)
-            raise NoPlanError(error.reason, misses, error.together) from error
+            together = error.together if None not in error.together or self._fits_alone(self._budget) else ()
+            raise NoPlanError(error.reason, misses, together, error.cut) from error
         self._last = self._relaxed
 
         def solving(problem: PlacementProblem, part: Budget, known: Sequence[int] | None) -> Solution:
@@ -145,7 +146,7 @@ class LimitedSession:
             return (found if fits else self._least(error, budget, allowed or {})), extra
         fitting = [one for one in (found, surely) if self.counts.fits(one.choices)]
         if not fitting:
-            raise NoPlanError("what fits by the estimates exceeds the limit by the exact count")
+            raise NoPlanError("what fits by the estimates exceeds the limit by the exact count", cut=budget.spent)
         return min(fitting, key=lambda one: one.objective), extra
 
     def _least(self, error: InfeasibleError | NoPlanError, budget: Budget, allowed: Allowed) -> Solution:
@@ -157,8 +158,15 @@ class LimitedSession:
                 objective = self.counts.problem.evaluate(miss.least_choices)
                 if np.isfinite(objective):
                     return certify(miss.least_choices, objective, -np.inf, True, ())
-        reason, together = (error.reason, error.together) if isinstance(error, NoPlanError) else (str(error), ())
-        raise NoPlanError(reason, tuple(exact), together) from error
+        if isinstance(error, NoPlanError):
+            raise NoPlanError(error.reason, tuple(exact), error.together, error.cut) from error
+        raise NoPlanError(str(error), tuple(exact)) from error
+
+    def _fits_alone(self, budget: Budget) -> bool:
+        """Whether choices are known that fit by the overestimate, and so exactly, if rows do not count."""
+        limits = Limits(replace(self.counts.problem, rows=()))
+        limits.near(budget.last(LEAST_WORK))
+        return not limits.missed()
 
     def _fits(self, choices: tuple[int, ...], allowed: Allowed) -> bool:
         return self.counts.fits(choices) and all(states[choices[node]] for node, states in allowed.items())

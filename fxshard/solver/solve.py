@@ -55,15 +55,16 @@ def solve_within(problem: PlacementProblem, budget: Budget, start: Sequence[int]
         best, bound = search_by_cases(model, first, budget, steps, shown, limits.near)
     else:
         best, bound = search_tables(model, np.inf if first is None else model.evaluate(first), budget, steps, grows=True)
-    best = _better(raw, first, best)
+    best, cut = _better(raw, first, best), budget.spent
     if best is None and bound < np.inf:
-        best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK) if budget.spent else budget.part(LAST_WORK))
+        best, impossible = _near_limits(raw, limits, budget.last(LAST_WORK) if cut else budget.part(LAST_WORK))
         bound = np.inf if impossible else bound
         steps.append(("least excess over limits", "no plan" if best is None else f"cost {raw.evaluate(best):.17g}"))
     if best is None and bound == np.inf:
         raise limits.explain(budget.last())
     if best is None:
-        raise NoPlanError(_ended(budget) + limits.summary(), tuple(miss for _, miss in limits.missed()), limits.together())
+        reason = "the time or work limit ended the search" if cut else "the problem is too large to search exactly"
+        raise NoPlanError(reason + limits.summary(), tuple(miss for _, miss in limits.missed()), limits.together(), cut)
     found = _certified(problem, best, max(bound / scale.factor - scale.margin, scale.floor), budget, steps)
     only_rounded = not found.proven and found.objective - found.lower_bound <= (1 + MARGIN_ERROR) * scale.margin
     if only_rounded and found.objective < known and np.isfinite(raw.slopes).any():
@@ -103,7 +104,3 @@ def _better(model: Model, *plans: IntArray | None) -> IntArray | None:
     """The cheapest allowed plan that fits, None where there is none."""
     priced = [(model.evaluate(p), p) for p in plans if p is not None]
     return min([one for one in priced if np.isfinite(one[0]) and model.fits(one[1])], key=lambda one: one[0], default=(np.inf, None))[1]
-
-
-def _ended(budget: Budget) -> str:
-    return "the time or work limit ended the search" if budget.spent else "the problem is too large to search exactly"

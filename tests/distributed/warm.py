@@ -1,8 +1,8 @@
 """Importing this module does what every rank would do first: it imports torch, the compiler and all of fxshard, and trains a small model.
 
 The ranks are forks of one server that has imported it, so that late imports of torch and its check of the C++ compiler happen once.
-It leaves no thread, which a fork would not have, and nothing else by which a test could tell the process from a fresh one. No rank collects
-what is garbage here, or looks through what is not.
+It leaves no thread, which a fork would not have, and nothing else by which a test could tell the process from a fresh one. Ranks never
+collect or traverse the objects made here.
 """
 
 from __future__ import annotations

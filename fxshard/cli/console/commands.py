@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from typing import Any, NoReturn
 
@@ -26,10 +27,10 @@ class CommandParser(argparse.ArgumentParser):
         """Unlike argparse, lets the command itself refuse what it does not know, not the program: only it knows its options."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
-            option = next((one.partition("=")[0] for one in rest if one.startswith("-")), None)
-            hint = (
-                "; a value is one word, such as dp=8,tp=8 or 10GB" if option is None else closest(option, list(self._option_string_actions))
-            )
+            option = next((one.partition("=")[0] for one in rest if one.startswith("--") and one != "--"), None)
+            options = any(one.startswith("--") for one in (sys.argv[1:] if args is None else args))
+            hint = "; a value is one word, such as dp=8,tp=8 or 10GB" if options else ""
+            hint = hint if option is None else closest(option, self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return found, rest
 

@@ -126,13 +126,13 @@ def solved(
 def _not_found(error: NoPlanError, annotated: Annotated, constraints: Constraints, budget: Budget) -> ConstraintError:
     """The error for a search that ended without a plan, where it is not for the memory limit alone."""
     ended = "the solver's own work limit" if budget.time_limit is None else f"time_limit={budget.time_limit:g}"
-    where = ended if budget.spent else f"mesh {annotated.mesh}"
+    where = ended if error.cut else f"mesh {annotated.mesh}"
     if error.together:
         memory = f"memory_limit={exact_size(constraints.memory_limit or 0)}"
         every = " and ".join(memory if name is None else name for name in error.together)
         what = f"no plan was found that meets {every}, nor a proof that there is none; each of them can be met alone"
         return ConstraintError(what, where=where, remedy="loosen one of them; a plan without it shows how much of it the others take")
-    more = "give the solver more time (time_limit=SECONDS), or " if budget.spent else ""
+    more = "give the solver more time (time_limit=SECONDS), or " if error.cut else ""
     return ConstraintError(str(error), where=where, remedy=f"{more}loosen memory_limit, the constraints and the pins")
 
 

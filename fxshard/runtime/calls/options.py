@@ -75,14 +75,14 @@ class Options:
 
 Kind = TypeVar("Kind", bound=Options)
 KEYWORDS = ("kwargs", "keywords", "kwarg", "example_kwarg")
-"""What users may call the model's keyword arguments, which are no option."""
+"""Names that users try for ``example_kwargs``."""
 
 
 def read_options(kind: type[Kind], given: Mapping[str, Any], who: str) -> Kind:
     """The options ``given`` to ``who`` by name; raises OptionError for one that is unknown or bad."""
     known = [f.name for f in fields(kind)]
     for name in given:
-        if name in KEYWORDS:
+        if name in KEYWORDS and who == "parallelize":
             raise OptionError(f"{who} has no option {name!r}", remedy="pass the model's keyword arguments as example_kwargs={...}")
         if name not in known:
             raise OptionError(f"{who} has no option {name!r}{closest(name, known)}", remedy=f"its options are {', '.join(known)}")

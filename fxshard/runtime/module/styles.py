@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, parallel
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from fxshard._torch_compat.groups import active_mesh
-from fxshard.errors import OptionError, a_kind
+from fxshard.errors import OptionError, a_kind, closest
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.trace import check_call
@@ -132,9 +132,11 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
         return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
     if _is_word(plan):
         return {}, read_parallel(plan, as_mesh(mesh))
-    if isinstance(plan, Mapping) and (others := [axis for axis, one in plan.items() if isinstance(one, WORDS) and axis not in names]):
-        what, remedy = f"the mesh has no axis {others[0]!r}", f"its axes are {', '.join(names)}"
-        raise OptionError(what, where=f"parallelize_plan[{others[0]!r}]", remedy=remedy)
+    if isinstance(plan, Mapping):
+        axes = (axis for key, one in plan.items() if isinstance(one, WORDS) for axis in (key if isinstance(key, tuple) else (key,)))
+        if (other := next((axis for axis in axes if axis not in names), None)) is not None:
+            what = f"the mesh has no axis {other!r}{closest(other, names)}"
+            raise OptionError(what, where="parallelize_plan", remedy=f"its axes are {', '.join(names)}")
     styles = _checked(plan, None)
     if len(names) > 1:
         what = f"styles are for one axis, and the mesh has {', '.join(names)}"

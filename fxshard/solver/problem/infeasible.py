@@ -39,14 +39,18 @@ class NoPlanError(Exception):
 
     reason: why it ended.
     misses: for each limit that no plan found satisfies, the closest that the search came, in the form of an `InfeasibleError`.
-    together: if each limit can be met alone, and nothing found meets all: the names of their rows (None: memory).
+    together: the names of all limits' rows (None: memory) if choices are known that meet each one alone, but none that meet all.
+    cut: whether a limit of time or work ended the search; with a higher one it would go on.
     """
 
-    def __init__(self, reason: str, misses: tuple[InfeasibleError, ...] = (), together: tuple[str | None, ...] = ()) -> None:
+    def __init__(
+        self, reason: str, misses: tuple[InfeasibleError, ...] = (), together: tuple[str | None, ...] = (), cut: bool = False
+    ) -> None:
         super().__init__(f"no plan that fits was found, nor a proof that there is none: {reason}")
         self.reason = reason
         self.misses = misses
         self.together = together
+        self.cut = cut
 
 
 class Exhausted(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from fxshard.solver import InfeasibleError, NoPlanError, PlacementProblem, solve
 from fxshard.solver.bounds import bounds
 from fxshard.solver.limits.conflicts import Limits
 from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.rows import Live, Row
 from tests.solver.problems import brute_force, grid, plans, with_rows
 from tests.solver.problems import integer_model as model_of
 
@@ -66,3 +68,31 @@ def test_without_work_the_answer_is_still_right(problem: PlacementProblem) -> No
     else:
         assert problem.feasible(solution.choices)
         assert solution.lower_bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
+
+
+SOLVE = sys.modules[solve.__module__]
+
+
+def no_search(*_: object, **__: object) -> tuple[None, float]:
+    return None, -np.inf
+
+
+@pytest.mark.parametrize("transfers", [False, True])
+def test_a_search_that_finds_nothing_before_its_end_is_followed_by_repair(transfers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for search in ("search_by_cases", "search_tables"):
+        monkeypatch.setattr(SOLVE, search, no_search)
+    monkeypatch.setattr(SOLVE, "greedy", lambda _: None)
+    for seed in range(4):
+        free = replace(grid(3, 3, 3, seed, memory=True, transfers=transfers), usage_limit=None)
+        problem = replace(free, usage_limit=min(free.peak(plan) for plan in plans(model_of(free))))
+        assert problem.feasible(solve(problem).choices)
+
+
+def test_limits_that_are_met_one_by_one_only_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One choice, of a byte of memory or of two in the row; without a search, nobody proves that nothing is left."""
+    monkeypatch.setattr(SOLVE, "search_tables", no_search)
+    row = Row(1.0, ((0, np.array([0.0, 2.0])),), name="sent")
+    problem = PlacementProblem((np.array([0.0, 1.0]),), (), (), usage_limit=0, lives=(Live(0, 1, np.array([1.0, 0.0]), 0),), rows=(row,))
+    with pytest.raises(NoPlanError, match="too large to search exactly; each of 0 bytes and sent of 1 can be met alone") as raised:
+        solve(problem)
+    assert raised.value.together == (None, "sent") and not raised.value.cut
