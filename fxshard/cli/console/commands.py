@@ -24,13 +24,13 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{OptionError(message, where=self.prog, remedy=f'{self.prog} --help lists what it takes, with an example')}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Unlike argparse, lets the command itself refuse what it does not know, not the program: only it knows its options."""
+        """As argparse's, but a command refuses unknown words itself, since only it knows its options. Exits with 2."""
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             option = next((one.partition("=")[0] for one in rest if one.startswith("--") and one != "--"), None)
             options = any(one.startswith("--") for one in (sys.argv[1:] if args is None else args))
-            hint = "; a value is one word, such as dp=8,tp=8 or 10GB" if options else ""
-            hint = hint if option is None else closest(option, self._option_string_actions)
+            split = "; a value is one word, such as dp=8,tp=8 or 10GB" if options else ""
+            hint = split if option is None else closest(option, self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return found, rest
 
