@@ -26,6 +26,14 @@ def exact_size(size: int) -> str:
     return f"{size_text(size)} ({size:,} bytes)" if size >= UNITS["KB"] else size_text(size)
 
 
+def beyond_device(peak: float, memory: float | None, hardware: str) -> str:
+    """What to say of a ``peak`` that does not fit into a device's ``memory`` (bytes, None: unknown), with a limit that leaves a tenth of it
+    to CUDA, NCCL and the allocator; "" if it fits."""
+    if memory is None or peak <= memory:
+        return ""
+    return f'{hardware} has {size_text(memory)}; give a limit, such as memory_limit="{0.9 * memory / UNITS["GB"]:.3g}GB"'
+
+
 def parse_size(text: str) -> int:
     """Bytes in ``8000000000``, ``8GB`` (a power of 1000) or ``8 GiB`` (of 1024); raises OptionError on anything else."""
     found, units = _SIZE.fullmatch(text), {unit.lower(): size for unit, size in UNITS.items()} | {"": 1}

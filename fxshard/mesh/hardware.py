@@ -80,6 +80,7 @@ class Hardware:
     nodes (None: unknown); ``axes``: links of single mesh axes by name, which replace those two; ``measured``: curves that replace rates;
     ``overlap``: 0 to 1, the part of a collective's time that is free while operators run beside it; the rest slows them down.
     ``host``: the link to the memory of the host, its bandwidth in each direction, its latency per copy (None: unknown).
+    ``memory``: bytes of a device (None: unknown); plans keep to a ``memory_limit`` only, and say if they need more than this.
     ``architecture``: a key of ``mesh.architectures.ARCHITECTURES``, which says what kernels reach of these rates and how long NCCL's
     collectives take; empty: kernels reach all of them, and collectives take ``latency + bytes / bandwidth``.
     """
@@ -96,6 +97,7 @@ class Hardware:
     overlap: float = 0.0
     host: Link | None = None
     architecture: str = ""
+    memory: float | None = None
 
     @property
     def reached(self) -> Architecture | None:
@@ -107,21 +109,21 @@ class Hardware:
 # do 1 / 1.189 of the work that they would do alone. A CPU has no overlap: gloo's threads need the cores that compute.
 OVERLAP = round(1 / 1.189, 2)
 
-# FLOP rates are dense ones and memory bandwidths those of the vendors' data sheets; ``architecture`` says what of them is reached. Links:
-# bandwidths inside a node are bus bandwidths of NCCL's ring on large buffers (nccl-tests on 8 H200: 361 GB/s of an all-gather and a
-# reduce-scatter of 16 GiB, ml-engineering, network/benchmarks), between nodes line rates of one network card for each device (400 Gb/s;
-# A100: 200). Their latencies are those of NCCL's ring in LL128; with an architecture, NCCL's constants replace them. The cpu row is one
-# core with gloo over loopback, rounded from a measurement: 42 GFLOP/s in float32, copies at 13 GB/s, an all-reduce of two ranks at 0.19
-# ms and 1 GB/s. Host links are what copies of pinned memory reach of PCIe x16 in one direction: about 25 of 31.5 GB/s for generation 4
-# (a100), 55 of 63 for generation 5 (the others), with about 10 us per copy; for the cpu, a copy within memory.
+# FLOP rates are dense ones, memory and its bandwidths those of the vendors' data sheets; ``architecture`` says what of the rates is
+# reached. Links: bandwidths inside a node are bus bandwidths of NCCL's ring on large buffers (nccl-tests on 8 H200: 361 GB/s of an
+# all-gather and a reduce-scatter of 16 GiB, ml-engineering, network/benchmarks), between nodes line rates of one network card for each
+# device (400 Gb/s; A100: 200). Their latencies are those of NCCL's ring in LL128; with an architecture, NCCL's constants replace them. The
+# cpu row is one core with gloo over loopback, rounded from a measurement: 42 GFLOP/s in float32, copies at 13 GB/s, an all-reduce of two
+# ranks at 0.19 ms and 1 GB/s. Host links are what copies of pinned memory reach of PCIe x16 in one direction: about 25 of 31.5 GB/s for
+# generation 4 (a100), 55 of 63 for generation 5 (the others), with about 10 us per copy; for the cpu, a copy within memory.
 PCIE4, PCIE5, COPY = Link(25e9, 10.0), Link(55e9, 10.0), Link(10e9, 3.0)
 HOPPER_FLOPS = {1: 1979e12, 2: 989e12, 4: 67e12, 8: 34e12}
 HOPPER_LINKS = Link(370e9, 1.9), Link(50e9, 4.0)
 HARDWARE = {
     h.name: h
     for h in (
-        Hardware("h100", HOPPER_FLOPS, 3.35e12, 3.0, 8, *HOPPER_LINKS, overlap=OVERLAP, host=PCIE5, architecture="hopper"),
-        Hardware("h200", HOPPER_FLOPS, 4.8e12, 3.0, 8, *HOPPER_LINKS, overlap=OVERLAP, host=PCIE5, architecture="hopper"),
+        Hardware("h100", HOPPER_FLOPS, 3.35e12, 3.0, 8, *HOPPER_LINKS, overlap=OVERLAP, host=PCIE5, architecture="hopper", memory=80e9),
+        Hardware("h200", HOPPER_FLOPS, 4.8e12, 3.0, 8, *HOPPER_LINKS, overlap=OVERLAP, host=PCIE5, architecture="hopper", memory=141e9),
         Hardware(
             "a100",
             {1: 624e12, 2: 312e12, 4: 19.5e12, 8: 9.7e12},
@@ -133,6 +135,7 @@ HARDWARE = {
             overlap=OVERLAP,
             host=PCIE4,
             architecture="ampere",
+            memory=80e9,
         ),
         Hardware(
             "b200",
@@ -145,6 +148,7 @@ HARDWARE = {
             overlap=OVERLAP,
             host=PCIE5,
             architecture="blackwell",
+            memory=180e9,
         ),
         Hardware("cpu", {1: 50e9, 2: 50e9, 4: 50e9, 8: 25e9}, 10e9, 3.0, 64, Link(2e9, 50.0), Link(1e9, 100.0), host=COPY),
     )

@@ -76,6 +76,8 @@ def write_hardware(h: Hardware) -> dict[str, Any]:
         out["host"] = _write_speed(h.host)
     if h.architecture:
         out["architecture"] = h.architecture
+    if h.memory is not None:
+        out["memory"] = float(h.memory)
     if h.measured.products:
         out["products"] = [{"dtype": dtype, "points": _write_curve(h.measured.products[dtype])} for dtype in sorted(h.measured.products)]
     if h.measured.copy is not None:
@@ -121,6 +123,7 @@ def _read_numbers(field: Field, beside: tuple[str, ...] = ()) -> Hardware:
         "overlap": _read_fraction,
         "host": _read_link,
         "architecture": _read_architecture,
+        "memory": _read_positive,
     }
     measured: Readers = {
         "products": lambda f: _read_curves(f, _read_product),

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard.byte_sizes import exact_size, read_size, size_text
+from fxshard.byte_sizes import beyond_device, exact_size, read_size, size_text
 from fxshard.errors import ConstraintError, count_text
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh, as_mesh
@@ -80,7 +80,11 @@ class PipelinePlan:
         head = f"mesh {self.mesh}: {count_text(len(self.stages), 'stage')} on axis {self.axis}, {self.schedule}"
         count = "1 microbatch takes" if self.microbatches == 1 else f"{self.microbatches} microbatches take"
         last = f"{count} {self.step_time:,.0f} us"
-        return f"{head}\n\n{table}\n\n{last}; bubble {self.bubble:.1%}. Times and memory are predicted, per microbatch and device."
+        ranks, hardware = len(self.stages) // self.several, self.mesh.hardware
+        most = max(sum(stage.memory for stage in self.stages[rank::ranks]) for rank in range(ranks))
+        told = beyond_device(most, hardware.memory, hardware.name)
+        beyond = f"\n\nDoes not fit: {told}" if told else ""
+        return f"{head}\n\n{table}\n\n{last}; bubble {self.bubble:.1%}. Times and memory are predicted, per microbatch and device.{beyond}"
 
     def to_json(self) -> str:
         stages = [asdict(stage) for stage in self.stages]

@@ -42,6 +42,7 @@ def plain_plan(view: PlanView, globs: Sequence[str] = ()) -> dict[str, Any]:
         "offloaded": [{**row, "parameter": view.called(row["node"])} for row in view.fields.get("offloaded", ())],
         "memory": dict(sorted(view.memory.items())),
         "memory_limit": view.memory_limit,
+        "device_memory": view.device_memory,
         **{name: view.fields[name] for name in ("memory_sizes", "example_sizes") if name in view.fields},
         "traffic": [{"kind": kind, "axis": axis, "count": count, "bytes": size} for kind, axis, count, size in view.traffic],
         "parameters": plain_parameters(view),

@@ -71,6 +71,13 @@ class PlanView:
         known = HARDWARE[said].overlap if isinstance(said, str) and said in HARDWARE else 0.0
         return bool(known if isinstance(said, str) else said.get("overlap", 0.0))
 
+    @cached_property
+    def device_memory(self) -> float | None:
+        """Bytes that a device has; None if that is unknown."""
+        said = self.fields["mesh"].get("hardware", "cpu")
+        known = HARDWARE[said].memory if isinstance(said, str) and said in HARDWARE else None
+        return known if isinstance(said, str) else said.get("memory")
+
     @property
     def mesh_text(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes.items())

@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from fxshard.byte_sizes import size_text
+from fxshard.byte_sizes import beyond_device, size_text
 from fxshard.errors import count_text, printable
 from fxshard.text_table import fitted, labelled, listed, shorten
 from fxshard.views.fallbacks import by_cause
@@ -51,6 +51,7 @@ def head(view: PlanView, program: Fields | None = None) -> list[tuple[str, str]]
     rows += [("operators", told)] if (told := operators_text(view)) else []
     if view.memory or view.memory_limit is not None:
         rows.append(("memory", memory_text(view)))
+    rows += [("does not fit", told)] if (told := beyond_device(sum(view.memory.values()), view.device_memory, view.hardware)) else []
     for label, names in view.repeated.items():
         rows.append((label, f"{listed(merged_names(names), NAMES_WIDTH)}, again in the backward"))
     rows += [("packed", text) for text in packed_texts(view)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import fxshard
 from fxshard import progress
 from fxshard.errors import ConstraintError, OptionError, PlanError
+from fxshard.mesh.mesh import Mesh
 from fxshard.pipelines.plan import PipelinePlan, inner_mesh
 from fxshard.pipelines.prices import examples
 from fxshard.pipelines.split import split_layers
@@ -55,6 +57,15 @@ def test_stages_take_equal_time() -> None:
     text = str(plan)
     assert re.search(r"0 +layers.0 .. layers.\d +\d", text) and f"bubble {plan.bubble:.1%}" in text
     assert PipelinePlan.from_json(plan.to_json(), MESH, "pp", 4, "1F1B") == plan
+
+
+def test_a_pipeline_that_devices_cannot_hold_says_so() -> None:
+    plan = planned(Wide(0))
+    assert "Does not fit" not in str(plan)
+    small = Mesh(
+        dict(zip(MESH.axis_names, MESH.shape, strict=True)), replace(MESH.hardware, name="small", memory=plan.stages[0].memory - 1)
+    )
+    assert "Does not fit: small has " in str(replace(plan, mesh=small))
 
 
 def test_a_layer_costs_what_its_own_plan_does() -> None:

@@ -60,7 +60,9 @@ groups = st.tuples(st.sampled_from(COLLECTIVES), st.integers(2, 8), st.integers(
 measured = st.builds(Measured, st.dictionaries(names, curves, max_size=2), st.none() | curves, st.dictionaries(groups, curves, max_size=2))
 axes = st.dictionaries(names, links, max_size=2)
 speeds = st.dictionaries(st.sampled_from((1, 2, 4, 8)), rates)
-hardware = st.builds(Hardware, names, speeds, rates, figures, st.integers(1, 64), links, links, axes, measured, st.floats(0, 1))
+hardware = st.builds(
+    Hardware, names, speeds, rates, figures, st.integers(1, 64), links, links, axes, measured, st.floats(0, 1), memory=st.none() | rates
+)
 meshes = st.builds(
     Mesh,
     st.dictionaries(st.sampled_from(("dp", "tp", "pp", "ep")), st.integers(1, 4), min_size=1, max_size=3),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from expecttest import assert_expected_inline
 
 from fxshard import inspect
 from fxshard.layout.layouts import Layout
 from fxshard.layout.redistribution import single_step
+from fxshard.mesh.hardware import Hardware, Link
+from fxshard.mesh.mesh import Mesh
 from fxshard.plans.plan_data import Certificate, OpSpec, PlanEnd, PlannedNode, Redistribution
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.views.words import merged_names, merged_names_with_counts, time_text
@@ -45,6 +48,20 @@ replicated for want of a rule    reason
 -------------------------------  --------------
 mm                               no rule for it""",
     )
+
+
+@pytest.mark.parametrize("hardware", ["h100", Hardware("own", {4: 1e12}, 1e12, 1.0, 8, Link(1e9, 1.0), None, memory=80e9)])
+def test_a_plan_that_a_device_cannot_hold_says_so(hardware: str | Hardware) -> None:
+    mesh = Mesh({"dp": 2, "tp": 2}, hardware)
+    fits = dataclasses.replace(small_plan(), mesh=mesh, memory={"parameter": 80 * 10**9})
+    beyond = dataclasses.replace(fits, memory={"parameter": 80 * 10**9, "input": 1})
+    name = hardware if isinstance(hardware, str) else hardware.name
+    assert "does not fit" not in str(fits) and f'does not fit  {name} has 80.0 GB; give a limit, such as memory_limit="72GB"' in str(beyond)
+    assert ShardingPlan.from_json(beyond.to_json()).mesh.hardware.memory == 80e9
+
+
+def test_nothing_is_said_of_a_device_whose_memory_is_unknown() -> None:
+    assert "does not fit" not in str(dataclasses.replace(small_plan(), mesh=Mesh({"dp": 2, "tp": 2}), memory={"parameter": 10**15}))
 
 
 def limited() -> ShardingPlan:

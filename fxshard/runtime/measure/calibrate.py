@@ -155,14 +155,16 @@ def _init_process_group(rank: int, ranks: int, device: str) -> None:
 
 
 def _base_preset(device: str) -> Hardware:
-    """The preset for this kind of device, with this cluster's number of devices per node, without its architecture: curves are measured."""
+    """The preset for this kind of device, with this cluster's number of devices per node and their memory, without its architecture:
+    curves are measured."""
     preset = HARDWARE[preset_of_device(device)]
     here, ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 0)), int(os.environ.get("WORLD_SIZE", 0))
     if here < ranks and here:
         node = here
     else:
         node = torch.cuda.device_count() if device == "cuda" else max(preset.node_size, ranks)
-    return replace(preset, name=f"measured {_device_name(device)}", node_size=node, architecture="")
+    memory = torch.cuda.get_device_properties().total_memory if device == "cuda" else None
+    return replace(preset, name=f"measured {_device_name(device)}", node_size=node, architecture="", memory=memory)
 
 
 def _device_name(device: str) -> str:
