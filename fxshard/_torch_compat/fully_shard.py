@@ -30,6 +30,16 @@ def sharded_parameters(module: Any) -> list[DTensor]:
     return [parameter.sharded_param for group in fully_shard.state(module)._fsdp_param_groups for parameter in group.fsdp_params]
 
 
+def sharded_from_outside(model: nn.Module) -> list[str]:
+    """The names of the modules of ``model`` whose parameters a ``fully_shard`` shards that was applied to modules outside of ``model`` too:
+    to one around it, or to several together."""
+    inside = {module: name for name, module in model.named_modules()}
+    states = [fully_shard.state(m) for m in list(_composable_state._module_state_mapping) if is_fully_sharded(m)]
+    groups = [group for state in states if not inside.keys() >= set(state._modules) for group in state._fsdp_param_groups]
+    holders = [parameter._module_info.module for group in groups for parameter in group.fsdp_params]
+    return list(dict.fromkeys(inside[module] for module in holders if module in inside))
+
+
 def more_than_layouts(module: Any) -> Iterator[tuple[str, str]]:
     """(what, remedy) for what ``fully_shard`` was asked to do that neither layouts of parameters nor a plan say.
 

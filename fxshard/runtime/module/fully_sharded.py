@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxshard._torch_compat.fully_shard import is_fully_sharded, more_than_layouts, sharded_parameters, take_off
+from fxshard._torch_compat.fully_shard import is_fully_sharded, more_than_layouts, sharded_from_outside, sharded_parameters, take_off
 from fxshard.errors import OptionError, count_text
 from fxshard.mesh.mesh import as_mesh
 from fxshard.runtime.ranks.launch import announce, ends_together, mesh_ranks
@@ -26,9 +26,14 @@ def take_off_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: flo
     asked for what no plan takes over; RunError, with that reason, on ranks that have none of their own.
     """
     found = {name or "the model": module for name, module in model.named_modules() if is_fully_sharded(module)}
-    if not found:
+    others = sharded_from_outside(model)
+    if not found and not others:
         return
     with ends_together("take fully_shard off", ranks=mesh_ranks(device_mesh), timeout=timeout):
+        for name in others:
+            what = f"the parameters of {name or 'the model'} belong to a fully_shard of modules that are not all given"
+            remedy = "parallelize the module that holds all of them, or call fully_shard on this one alone first"
+            raise OptionError(what, where=name, remedy=remedy)
         for name, module in found.items():
             _check_mesh(name, module, device_mesh)
             for what, remedy in more_than_layouts(module):
