@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,8 +130,9 @@ REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
 @pytest.mark.parametrize("said", REFUSED)
 def test_invalid_regions_are_refused(said: str, mesh: DeviceMesh) -> None:
     x = real(7 if said.startswith("has 7") else 8, 6)
-    with pytest.raises(TraceError, match=re.escape(said)) as error:
+    with pytest.raises(TraceError) as error:
         fxshard.plan(REFUSED[said](mesh), (x,), TWO)
+    assert said in error.value.what  # not in the text of the error, which quotes the line above that says the same
     assert error.value.remedy and error.value.where and __file__ in error.value.where
 
 
