@@ -33,7 +33,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.ahead.compile_ahead import BACKENDS, compile_ahead
 from fxshard.runtime.calls.inputs import local_batch
-from fxshard.runtime.calls.options import check_choice, check_flag, check_pins, check_plan, check_unused
+from fxshard.runtime.calls.options import check_choice, check_flag, check_pins, check_plan, check_unused, with_known_options
 from fxshard.runtime.exported import ExportedProgram, as_planned, lower_for_sizes
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
@@ -43,6 +43,7 @@ from fxshard.runtime.simulate.values import program_values, returned_by_model, s
 from fxshard.shapes import dynamic_dims, weighted_sizes
 
 
+@with_known_options
 def plan(
     model: nn.Module,
     example_args: Sequence[Any],
@@ -154,6 +155,7 @@ def diff(before: ShardingPlan, after: ShardingPlan) -> Comparison:
     return compare(before, after)
 
 
+@with_known_options
 def lower(
     model: nn.Module,
     example_args: Sequence[Any],
@@ -180,6 +182,7 @@ def lower(
     return lower_plan(trace_model(request, plan.mesh, dump), plan, dump, rng, without)
 
 
+@with_known_options
 def export(
     model: nn.Module,
     example_args: Sequence[Any],

@@ -24,6 +24,7 @@ from fxshard.pipelines.refusals import check_axis, check_modules, fixed_starts, 
 from fxshard.pipelines.schedule import bubble, in_flight, stages_of_rank, step_time
 from fxshard.pipelines.split import split_layers
 from fxshard.plans.parallel import left_whole, read_parallel
+from fxshard.runtime.calls.options import with_known_options
 from fxshard.text_table import fitted
 
 
@@ -111,6 +112,7 @@ def inner_mesh(mesh: Mesh, axis: str) -> Mesh:
     return Mesh(axes, mesh.hardware, differing) if differing else alone
 
 
+@with_known_options
 def plan_pipeline(
     model: nn.Module,
     mb_args: Sequence[Any],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -74,19 +76,36 @@ class Options:
 
 
 Kind = TypeVar("Kind", bound=Options)
+P = ParamSpec("P")
+R = TypeVar("R")
 KEYWORDS = ("kwargs", "keywords", "kwarg", "example_kwarg")
 """Names that users try for ``example_kwargs``."""
 
 
 def read_options(kind: type[Kind], given: Mapping[str, Any], who: str) -> Kind:
     """The options ``given`` to ``who`` by name; raises OptionError for one that is unknown or bad."""
-    known = [f.name for f in fields(kind)]
+    _check_known(given, [f.name for f in fields(kind)], who, who == "parallelize")
+    return kind(**given)
+
+
+def with_known_options(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, which answers a keyword argument that it does not have with an OptionError that names the one that was meant."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        _check_known(kwargs, known, function.__name__, "example_kwargs" in known)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _check_known(given: Iterable[str], known: Sequence[str], who: str, has_example: bool) -> None:
     for name in given:
-        if name in KEYWORDS and who == "parallelize":
+        if name in KEYWORDS and has_example:
             raise OptionError(f"{who} has no option {name!r}", remedy="pass the model's keyword arguments as example_kwargs={...}")
         if name not in known:
             raise OptionError(f"{who} has no option {name!r}{closest(name, known)}", remedy=f"its options are {', '.join(known)}")
-    return kind(**given)
 
 
 def check_device_mesh(mesh: Any) -> None:
