@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,7 +82,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     ),
     "a shard as argument": (lambda m, x: DTensor.from_local(x, m.mesh, [Shard(0)]).full_tensor(), r"takes args\[0\] as this rank's shard"),
     "a result in an unknown layout": (lambda m, x: DTensor.from_local(x, m.mesh, [Replicate()]).sin().to_local(), "does not name"),
-    "a dim that is not there": (lambda m, x: distribute_tensor(x, m.mesh, [Shard(2)]).full_tensor(), "dim 2 in S.2. is out of range"),
+    "a dim that is not there": (lambda m, x: distribute_tensor(x, m.mesh, [Shard(2)]).full_tensor(), "Dimension out of range"),
     "a method of DTensors on a plain tensor": (lambda m, x: x.redistribute(placements=[Shard(0)]), "no attribute 'redistribute'"),
     "another dtype": (
         lambda m, x: (
@@ -95,8 +96,9 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_the_line(mesh: DeviceMesh, case: str) -> None:
     function, what = REFUSED[case]
-    with pytest.raises(TraceError, match=what) as caught:
+    with pytest.raises(TraceError) as caught:
         planned(function, mesh)
+    assert re.search(what, caught.value.what)  # not in the whole text, which quotes the line above
     assert "test_named_layouts.py:" in str(caught.value)
 
 
