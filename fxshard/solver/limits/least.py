@@ -45,8 +45,9 @@ WORK = 3.9e9
 """Work in table entries: of the first round, growth factor per round, and of all rounds together."""
 
 ROUNDS = 8
-ENOUGH = 1e-5
-"""The most rounds, and the relative gap that is small enough once a round was cut."""
+ENOUGH, NAMED = 1e-5, 0.05
+"""The most rounds, and the gaps that are small enough once a round was cut: relative to the rows' sums while choices within the limits may
+exist; relative to the usage found once it is proven that there are none, so that it is only named in an error."""
 
 PAIRS = 40
 """Pairs of sweeps that compute the bound of a round's multipliers with all costs 0."""
@@ -80,7 +81,7 @@ def least_excess(problem: PlacementProblem, budget: Budget, known: Least | None 
         best.offer(greedy(raw))
     work, near = budget.part(WORK), NEAR
     for count in range(ROUNDS):
-        if best.near(near) or work.spent:
+        if best.near(near) or (near == ENOUGH and best.named()) or work.spent:
             break
         part = work.part(FIRST_WORK * GROWTH**count)
         _round(best, part)
@@ -118,6 +119,11 @@ class _Best:
     def near(self, part: float) -> bool:
         """Whether the limits are satisfied, or value and bound are within this relative gap."""
         return self.found <= 0 or self.found - self.bound <= part * self.size
+
+    def named(self) -> bool:
+        """Whether no choices are within the limits for sure, and the least usage is known well enough to be named."""
+        usage = self.found + float(self.model.limits.max(initial=0.0))
+        return self.choices is not None and self.bound > NEAR * self.size and self.found - self.bound <= NAMED * usage
 
 
 @dataclass(frozen=True)

@@ -130,3 +130,21 @@ def test_more_work_never_finds_a_larger_excess(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(least, "WORK", work)
         found.append(least_excess(problem, Budget()).found)
     assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_limit_that_is_proven_impossible_is_named_within_a_twentieth(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that their work cuts go on only while the value is less certain than that, or choices within the limit may exist."""
+    problem = conflicting(seed, transfers=True)
+    excess = min(map(problem.peak, all_allowed(problem))) - 1.0
+    monkeypatch.setattr(least, "FIRST_WORK", 8e4)
+    rounds: list[float] = []
+    whole = least._round
+    monkeypatch.setattr(least, "_round", lambda best, budget: (rounds.append(0), whole(best, budget))[1])
+    named, taken = least_excess(problem, Budget()), len(rounds)
+    assert named.bound <= excess + 1e-6 and excess - 1e-6 <= named.found
+    assert named.found - named.bound <= least.NAMED * (named.found + 1.0)
+    monkeypatch.setattr(least, "NAMED", 0.0)
+    rounds.clear()
+    finer = least_excess(problem, Budget())
+    assert taken < len(rounds) and finer.found - finer.bound < named.found - named.bound
