@@ -5,7 +5,7 @@ What would replace it: an inverse of ``fully_shard``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -67,24 +67,46 @@ def more_than_layouts(module: Any) -> Iterator[tuple[str, str]]:
         yield "a parameter of which tensor parallelism shards the same dim", remedy
 
 
-def take_off(module: Any) -> None:
-    """Undoes ``fully_shard`` on ``module`` itself, its hooks, state and class; the parameters that FSDP shards are registered again."""
-    state = fully_shard.state(module)
+def take_off(module: Any) -> Callable[[], None]:
+    """Undoes ``fully_shard`` on ``module`` itself, its hooks, state and class; the parameters that FSDP shards are registered again.
+
+    Returns what puts all of it back; where several modules are sharded together, in the reverse of the order in which it was taken off.
+    """
+    state, cls, attributes = fully_shard.state(module), type(module), vars(module)
     module.reshard()
-    for handle in _handles(state):
+    handles = list(_handles(state))
+    dicts = [d for handle in handles for ref in (handle.hooks_dict_ref, *handle.extra_dict_ref) if (d := ref()) is not None]
+    hooks = [(d, dict(d)) for d in dicts]
+    marks = [(vars(part), mark, vars(part)[mark]) for part in module.modules() for mark in MARKS if mark in vars(part)]
+    known, states, registered = _composable_state._module_state_mapping[module], attributes[STATE_KEY], dict(attributes[REGISTRY_KEY])
+
+    def put_back() -> None:
+        for d, before in hooks:
+            since = {key: hook for key, hook in d.items() if key not in before}
+            d.clear()
+            d.update({**before, **since})
+        for of_part, mark, value in marks:
+            of_part[mark] = value
+        _composable_state._module_state_mapping[module] = known
+        attributes[STATE_KEY] = states
+        attributes[REGISTRY_KEY].update(registered)
+        module.__class__ = cls
+
+    for handle in handles:
         handle.remove()
-    for part in module.modules():
-        for mark in MARKS:
-            vars(part).pop(mark, None)
+    for of_part, mark, _ in marks:
+        of_part.pop(mark, None)
     del _composable_state._module_state_mapping[module]
-    vars(module)[STATE_KEY] = {function: of for function, of in vars(module)[STATE_KEY].items() if of is not state}
-    del vars(module)[REGISTRY_KEY][fully_shard.__name__]
-    module.__class__ = type(module).__mro__[FSDPModule._orig_cls_mro_index]
+    attributes[STATE_KEY] = {function: of for function, of in states.items() if of is not state}
+    del attributes[REGISTRY_KEY][fully_shard.__name__]
+    module.__class__ = cls.__mro__[FSDPModule._orig_cls_mro_index]
+    return put_back
 
 
 def _handles(state: Any) -> Iterator[Any]:
     """The handles of all hooks that FSDP has registered; modules that are sharded together share them, and may remove them twice."""
-    yield from (state._pre_forward_hook_handle, state._post_forward_hook_handle)
+    for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
+        yield from getattr(handle, "handles", (handle,))  # a handle of handles if several modules are sharded together
     for group in state._fsdp_param_groups:
         yield from (parameter._post_load_hook_handle for parameter in group.fsdp_params)
         yield from group._module_to_pre_save_state_dict_hook_handle.values()

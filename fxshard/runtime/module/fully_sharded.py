@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -19,8 +21,10 @@ TAKEN_OFF = (
 )
 
 
-def take_off_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: float) -> None:
-    """Undoes ``fully_shard`` on ``model`` and its submodules. Their parameters, and what optimisers hold, stay the same DTensors.
+@contextmanager
+def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: float) -> Iterator[None]:
+    """Undoes ``fully_shard`` on ``model`` and its submodules, for good if the block succeeds; if it raises, all is put back.
+    Parameters, and what optimisers hold, stay the same DTensors.
 
     ``timeout``: seconds to wait for other ranks. Raises OptionError, before anything changes, for another mesh, and if ``fully_shard`` was
     asked for what no plan takes over; RunError, with that reason, on ranks that have none of their own.
@@ -28,6 +32,7 @@ def take_off_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: flo
     found = {name or "the model": module for name, module in model.named_modules() if is_fully_sharded(module)}
     others = sharded_from_outside(model)
     if not found and not others:
+        yield
         return
     with ends_together("take fully_shard off", ranks=mesh_ranks(device_mesh), timeout=timeout):
         for name in others:
@@ -38,8 +43,13 @@ def take_off_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: flo
             _check_mesh(name, module, device_mesh)
             for what, remedy in more_than_layouts(module):
                 raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
-    for module in found.values():
-        take_off(module)
+    undo = [take_off(module) for module in found.values()]
+    try:
+        yield
+    except BaseException:
+        for put_back in reversed(undo):
+            put_back()
+        raise
     announce(device_mesh, logging.WARNING, TAKEN_OFF, count_text(len(found), "module"))
 
 

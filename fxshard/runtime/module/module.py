@@ -61,7 +61,7 @@ from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.module.accumulation import Accumulation
 from fxshard.runtime.module.call import Call, opened
-from fxshard.runtime.module.fully_sharded import take_off_fully_shard
+from fxshard.runtime.module.fully_sharded import without_fully_shard
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, original_forward, same_hooks
@@ -152,13 +152,13 @@ def shard_module(
             "offload",
         )
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
-    take_off_fully_shard(model, device_mesh, settings.timeout)
-    if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
-        with timed("ask the compiler"):
-            start_compiler_check(settings.cache)
-    forward = ShardedForward(model, device_mesh, settings, tuple(open_parameters))
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
-    forward.prepare(args, kwargs, mode_of(train, plan), plan)
+    with without_fully_shard(model, device_mesh, settings.timeout):
+        if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
+            with timed("ask the compiler"):
+                start_compiler_check(settings.cache)
+        forward = ShardedForward(model, device_mesh, settings, tuple(open_parameters))
+        forward.prepare(args, kwargs, mode_of(train, plan), plan)
     accept_full_values(model)
     refuse_shared_memory()
     model.forward = forward

@@ -117,6 +117,31 @@ def fully_sharded_around() -> None:
     same(parallelize(outer[0], (x,), mesh(), compiler="eager")(x).detach(), reference(x).detach())
 
 
+def fully_sharded_again_after_an_error() -> None:
+    """If planning fails, fully_shard is as it was, with its hooks in their order: it trains on, and a later call takes it off."""
+    torch.set_default_dtype(torch.float64)
+    model, x = Rows(), torch.randn(4, 6)
+    reference, rows = copy.deepcopy(model), x.chunk(2)[dist.get_rank()]
+    model.register_forward_pre_hook(lambda module, args: heard.append("own"))
+    heard: list[str] = []
+    fully_shard([model[0], model[2]], mesh=mesh())
+    fully_shard(model, mesh=mesh())
+    mine, theirs = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, reference))
+    before = [list(part._forward_pre_hooks) + list(part._forward_hooks) for part in model.modules()]
+    for said, options in (("matches no", {"pins": {"nothing": "R"}}), ("raises", {})):
+        with pytest.raises(FxshardError, match=said):
+            parallelize(model, (x if options else x[:, :3],), mesh(), compiler="eager", **options)
+        assert isinstance(model, FSDPModule) and isinstance(model[0], FSDPModule) and isinstance(model[2], FSDPModule)
+        assert before == [list(part._forward_pre_hooks) + list(part._forward_hooks) for part in model.modules()]
+        step_of(model, rows, mine)
+        step_of(reference, x, theirs)
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            same(p.detach(), q.detach())
+    assert heard == ["own", "own"]
+    parallelize(model, (x,), mesh(), compiler="eager")
+    same(step_of(model, x, mine), step_of(reference, x, theirs))
+
+
 class OwnGather(DefaultAllGather):
     """As torch's own."""
 
@@ -127,4 +152,6 @@ def with_pending_gradients(model: Any) -> None:
     model.set_requires_gradient_sync(True)
 
 
-found, test_two_ranks = two_ranks(fully_sharded_by_torch, fully_sharded_with_more_than_layouts, fully_sharded_around)
+found, test_two_ranks = two_ranks(
+    fully_sharded_by_torch, fully_sharded_with_more_than_layouts, fully_sharded_around, fully_sharded_again_after_an_error
+)
