@@ -6,6 +6,7 @@ What would replace them: ``torch.compiler.substitute_in_graph`` for functions an
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,10 +23,14 @@ def captured_instead(
 
     ``methods``: functions that ``torch.Tensor`` gets as methods meanwhile, by names that it lacks.
     """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables import torch as torch_functions
     from torch._dynamo.variables.builder import SourcelessBuilder
     from torch._dynamo.variables.functions import SkipFunctionVariable
+    from torch._dynamo.variables.misc import GetAttrVariable
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch._dynamo.variables.torch_function import TensorWithTFOverrideVariable
 
     def instead(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return SourcelessBuilder.create(tx, functions[function]).call_function(tx, list(args), dict(kwargs))
@@ -46,7 +51,23 @@ def captured_instead(
         function = getattr(torch.Tensor, name, None)
         return instead(function, tx, [self, *args], kwargs) if function in functions else method(self, tx, name, args, kwargs)
 
+    overrides = torch_functions.has_torch_function
+
+    def has_torch_function(value: Any) -> bool:
+        """False within ``Tensor.__torch_function__``, as it is eagerly: torch's own Python functions (``F.rms_norm``, ``F.pad``) ask."""
+        return InstructionTranslator.current_tx().symbolic_torch_function_state.torch_function_subclass_enabled and overrides(value)
+
+    attribute = TensorWithTFOverrideVariable.var_getattr
+
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        """Methods of ``Tensor`` that torch writes in Python (``split``, ``norm``, ``unflatten``) are called as the others are."""
+        inherited = inspect.getattr_static(self.class_type, name, None)
+        written = inspect.isfunction(inherited) and inherited is getattr(torch.Tensor, name, None)
+        return GetAttrVariable(self, name) if written else attribute(self, tx, name)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(TensorWithTFOverrideVariable, "var_getattr", var_getattr))
+        stack.enter_context(patched(torch_functions, "has_torch_function", has_torch_function))
         for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable):
             stack.enter_context(patched(kind, "call_function", of_kind(kind)))
         stack.enter_context(patched(TensorVariable, "call_method", call_method))

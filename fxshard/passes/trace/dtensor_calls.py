@@ -41,6 +41,10 @@ class Placed(Tensor):
         """Unknown while capturing: unequal to any placements, so that code that compares them redistributes."""
         return None
 
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
+        """As ``Tensor.unflatten``, whose call of ``super()`` Dynamo does not trace in a subclass."""
+        return torch.unflatten(self, dim, sizes)
+
     def redistribute(
         self, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None, *, async_op: bool = False, **dtypes: Any
     ) -> Tensor:

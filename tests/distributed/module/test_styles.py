@@ -52,7 +52,7 @@ class LocalHeads(Attention):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2, self.attention = nn.LayerNorm(8), nn.LayerNorm(8), LocalHeads()
+        self.norm1, self.norm2, self.attention = nn.LayerNorm(8), nn.RMSNorm(8), LocalHeads()
         self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Decoder(nn.Module):
     def __init__(self, layers: int = 1) -> None:
         super().__init__()
         self.embed, self.layers = nn.Embedding(16, 8), nn.ModuleList(Block() for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 16)
+        self.norm, self.head = nn.RMSNorm(8), nn.Linear(8, 16)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)

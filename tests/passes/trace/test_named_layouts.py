@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -72,6 +73,27 @@ def test_calls_on_parameters(mesh: DeviceMesh, function: Any) -> None:
     program = fxshard.lower(model, (X,), plan)
     torch.testing.assert_close(fxshard.simulate(program, (X,), weights={"weight": weight}).outputs, X @ weight, rtol=1e-9, atol=1e-12)
     assert not hasattr(torch.Tensor, "full_tensor")
+
+
+COMPUTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch's functions in Python": lambda x: F.pad(F.rms_norm(x, (4,)), (1, 1)) + F.pad(F.normalize(x), (1, 1)),
+    "Tensor's methods in Python": lambda x: x.split(2, -1)[1] * x.norm(dim=-1, keepdim=True),
+    "unflatten": lambda x: x.unflatten(-1, (2, 2)).sum(-1),
+    "from the right": lambda x: 2 - 1 / (3 + 2**x) * len(x),
+    "iterated": lambda x: torch.stack([row * 2 for row in x]),
+    "results in a tuple": lambda x: x.topk(2)[0] + x.max(-1).values[:, None] + x.sort(-1).values[:, :2],
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_is_computed_from_a_dtensor(mesh: DeviceMesh, name: str) -> None:
+    """It is one too: its layout can be named."""
+    function = COMPUTED[name]
+    model, plan = planned(
+        lambda m, x: function(DTensor.from_local(x, m.mesh, [Replicate()])).redistribute(m.mesh, [Shard(0)]).full_tensor(), mesh
+    )
+    assert [spec.outputs[0] for node, spec in plan.specs.items() if node.startswith("placed")] == [(Replicate(),), (Shard(0),)]
+    torch.testing.assert_close(fxshard.simulate(model, (X,), plan).outputs, function(X), rtol=1e-9, atol=1e-12)
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
