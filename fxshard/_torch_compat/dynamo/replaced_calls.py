@@ -1,4 +1,4 @@
-"""Private names of Dynamo (torch 2.13): call Python functions in place of functions of torch in the code that it captures.
+"""Private names of Dynamo (torch 2.13, 2.15): call Python functions in place of functions of torch in the code that it captures.
 
 What would replace them: ``torch.compiler.substitute_in_graph`` for functions and methods of torch, not of Python alone.
 """
@@ -57,7 +57,8 @@ def captured_instead(
         """False within ``Tensor.__torch_function__``, as it is eagerly: torch's own Python functions (``F.rms_norm``, ``F.pad``) ask."""
         return InstructionTranslator.current_tx().symbolic_torch_function_state.torch_function_subclass_enabled and overrides(value)
 
-    attribute = TensorWithTFOverrideVariable.var_getattr
+    of_attributes = "var_getattr" if hasattr(TensorWithTFOverrideVariable, "var_getattr") else "tp_getattro_impl"  # the latter from 2.15 on
+    attribute = getattr(TensorWithTFOverrideVariable, of_attributes)
 
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
         """Methods of ``Tensor`` that torch writes in Python (``split``, ``norm``, ``unflatten``) are called as the others are."""
@@ -66,7 +67,7 @@ def captured_instead(
         return GetAttrVariable(self, name) if written else attribute(self, tx, name)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched(TensorWithTFOverrideVariable, "var_getattr", var_getattr))
+        stack.enter_context(patched(TensorWithTFOverrideVariable, of_attributes, var_getattr))
         stack.enter_context(patched(torch_functions, "has_torch_function", has_torch_function))
         for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable):
             stack.enter_context(patched(kind, "call_function", of_kind(kind)))
