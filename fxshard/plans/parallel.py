@@ -226,7 +226,9 @@ class ByName(AxisPlan):
 
 
 def _names(glob: str, name: str) -> bool:
-    return bool(name) and (fnmatchcase(name, glob) or fnmatchcase(name, f"*.{glob}"))
+    """Whether ``glob`` matches the last parts of ``name``, each wildcard within one part, as in torch's ``parallelize_module``."""
+    globs, parts = glob.split("."), name.split(".")
+    return bool(name) and len(globs) <= len(parts) and all(map(fnmatchcase, parts[-len(globs) :], globs))
 
 
 @dataclass(frozen=True)

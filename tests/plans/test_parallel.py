@@ -283,3 +283,13 @@ def test_a_contradiction_names_the_word() -> None:
     forbidden = [fxshard.Forbid("output.weight", "S(0)")]
     with pytest.raises(FxshardError, match=r"parallel=\{'dp': FullyShard\(dim=0\)\} for output.weight"):
         planned({"dp": 2}, FullyShard(), constraints=forbidden)
+
+
+def test_a_wildcard_of_names_stands_for_one_part() -> None:
+    """As in torch's ``parallelize_module``; the name of the base model may be left out, as in a ``tp_plan``."""
+    (plan,) = read_parallel({"layers.*.proj": "colwise", "w[12]": "rowwise"}, fxshard.Mesh({"tp": 2})).values()
+    placements = {name: plan.parameter(name, (4, 4)) for name in ("layers.0.proj.weight", "model.layers.0.proj.weight", "mlp.w2.weight")}
+    assert placements == {"layers.0.proj.weight": Shard(0), "model.layers.0.proj.weight": Shard(0), "mlp.w2.weight": Shard(1)}
+    assert all(
+        plan.parameter(name, (4, 4)) is None for name in ("layers.0.inner.proj.weight", "proj.weight", "mlp.w3.weight", "mlp.aw2.weight")
+    )

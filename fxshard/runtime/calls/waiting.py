@@ -1,23 +1,41 @@
-"""WaitingForward: the ``forward`` of a module that is parallelized at its first call."""
+"""WaitingForward: the ``forward`` of a module that is parallelized at its first call, and what becomes of it if the program of a module
+around it takes its place."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from fxshard.errors import OptionError
+from fxshard.mesh.mesh import Mesh
+from fxshard.plans.parallel import AxisPlan, ByName, read_parallel
+from fxshard.plans.sharding_plan import ShardingPlan
+from fxshard.runtime.calls.settings import Settings
+
+_KNOWN: weakref.WeakSet[WaitingForward] = weakref.WeakSet()
+OF_ONE_PLAN = ("input_layouts", "output_layouts", "memory_limit", "constraints", "offload", "example_sizes")
+"""Settings that mean nothing for a part of what is planned."""
+
 
 @dataclass(eq=False, repr=False)
 class WaitingForward:
-    """``replaced``: the instance's own ``forward``, if it had one. ``open_parameters``: DTensors whose layouts the first plan decides."""
+    """``replaced``: the instance's own ``forward``, if it had one. ``open_parameters``: DTensors whose layouts the first plan decides.
+    ``mesh``, ``settings``: how it is planned."""
 
     module: nn.Module
     replaced: Any
     open_parameters: Sequence[nn.Parameter]
+    mesh: Mesh
+    settings: Settings
 
     waits = True
+
+    def __post_init__(self) -> None:
+        _KNOWN.add(self)
 
     def __repr__(self) -> str:
         return f"<forward of {type(self.module).__name__}, which is planned at its first call>"
@@ -29,10 +47,92 @@ class WaitingForward:
             self.module.forward = self.replaced
 
 
-def dissolve(model: nn.Module) -> list[nn.Parameter]:
-    """Removes the forwards of modules that wait for a first call, since the program of the whole model takes their place; their parameters
-    whose layouts are open."""
-    waiting = [f for f in (vars(module).get("forward") for module in model.modules()) if isinstance(f, WaitingForward)]
-    for forward in waiting:
+Waiting = tuple[tuple[str, WaitingForward], ...]
+"""(name of the module, its forward that waited)."""
+
+
+def dissolve(model: nn.Module) -> Waiting:
+    """Removes the forwards of modules that wait for a first call, since the program of the whole model takes their place."""
+    forwards = [(name, vars(module).get("forward")) for name, module in model.named_modules()]
+    waiting = tuple((name, forward) for name, forward in forwards if isinstance(forward, WaitingForward))
+    for _, forward in waiting:
         forward.remove()
-    return [parameter for forward in waiting for parameter in forward.open_parameters]
+    return waiting
+
+
+def taken_from_outside(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of ``module`` whose layouts a forward around it leaves open, which no longer decides on them."""
+    own = {id(parameter) for parameter in module.parameters()}
+    taken = []
+    for forward in list(_KNOWN):
+        mine = [parameter for parameter in forward.open_parameters if id(parameter) in own]
+        if mine and vars(forward.module).get("forward") is forward:
+            forward.open_parameters = [parameter for parameter in forward.open_parameters if id(parameter) not in own]
+            taken += mine
+    return taken
+
+
+def open_in(waiting: Waiting) -> list[nn.Parameter]:
+    return [parameter for _, forward in waiting for parameter in forward.open_parameters]
+
+
+def with_parts(settings: Settings, mesh: Mesh, waiting: Waiting) -> Settings:
+    """``settings`` with the pins and the names with styles that parts of the model were given before. What the module itself was given
+    before counts where ``settings`` say nothing. Raises OptionError for what does not hold for a part of a plan."""
+    for name, forward in reversed(waiting):
+        if name:
+            _check_part(name, forward)
+        else:
+            unsaid = {field: getattr(forward.settings, field) for field in OF_ONE_PLAN if not getattr(settings, field)}
+            settings = replace(settings, **unsaid)
+        parallel = _parallel(settings.parallel, mesh, name, forward)
+        settings = replace(settings, pins=_pins(settings.pins, mesh, name, forward), parallel=parallel)
+    return settings
+
+
+def _check_part(name: str, forward: WaitingForward) -> None:
+    given, words = forward.settings, read_parallel(forward.settings.parallel, forward.mesh)
+    said = [field for field in OF_ONE_PLAN if getattr(given, field)]
+    said += ["a ShardingPlan as pins"] if isinstance(given.pins, ShardingPlan) else []
+    said += [f"{word} on {axis}" for axis, word in words.items() if not isinstance(word, ByName)]
+    if said:
+        what = f"{name} was parallelized with {', '.join(said)}, which the plan of a module around it cannot keep for a part"
+        raise OptionError(what, where=name, remedy="give it for the whole model, or give this part styles, a tp_plan or pins")
+
+
+def _pins(pins: Any, mesh: Mesh, name: str, forward: WaitingForward) -> Any:
+    """The pins of both. A layout on another mesh has no meaning on this one, unless it is said by axis."""
+    given = forward.settings.pins
+    if not given or isinstance(pins, ShardingPlan):
+        return pins
+    if isinstance(given, ShardingPlan):
+        return pins or given
+    if forward.mesh.axis_names != mesh.axis_names and not all(isinstance(layout, dict) for layout in given.values()):
+        what = f"{name or 'the model'} has pins on the mesh {forward.mesh}, the plan is for {mesh}"
+        raise OptionError(what, where=name, remedy="write pins by axis, {'weight': {'tp': 'S(0)'}}, or parallelize both on one mesh")
+    return {**{_within(name, glob): layout for glob, layout in given.items()}, **(pins or {})}
+
+
+def _parallel(parallel: Any, mesh: Mesh, name: str, forward: WaitingForward) -> Any:
+    given, found = read_parallel(forward.settings.parallel, forward.mesh), read_parallel(parallel, mesh)
+    if not given:
+        return parallel
+    return {**found, **{axis: _both(found.get(axis), _part(word, name), axis, name) for axis, word in given.items()}}
+
+
+def _part(word: AxisPlan, name: str) -> AxisPlan:
+    return ByName(tuple((_within(name, glob), style) for glob, style in word.styles)) if isinstance(word, ByName) else word
+
+
+def _both(whole: AxisPlan | None, part: AxisPlan, axis: str, name: str) -> AxisPlan:
+    """What an axis is for: the names of both, or what was said last for the whole."""
+    if isinstance(whole, ByName) and isinstance(part, ByName):
+        return ByName(whole.styles + part.styles)
+    if whole is not None and name:
+        what = f"{name} was given names with styles on {axis}, and the model {whole} there"
+        raise OptionError(what, where=name, remedy="give the model names with styles too, or leave the axis to the part")
+    return part if whole is None else whole
+
+
+def _within(name: str, glob: str) -> str:
+    return f"{name}.{glob}" if name else glob

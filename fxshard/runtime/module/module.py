@@ -55,7 +55,7 @@ from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf
 from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, read_options
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.calls.waiting import dissolve
+from fxshard.runtime.calls.waiting import dissolve, open_in, with_parts
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
@@ -118,12 +118,12 @@ def parallelize(
         OptionError: an unknown option. PlanError: a plan for another model, mode or mesh. RunError: ranks disagree, or
         one is missing. TraceError, ConstraintError, LayoutError: as ``fxshard.plan``.
     """
-    waiting = dissolve(model) if isinstance(model, nn.Module) else []
+    waiting = dissolve(model) if isinstance(model, nn.Module) else ()
     check_call(model, example_args, fsdp2=True)
     check_gradient_hooks(model)
     check_device_mesh(device_mesh)
-    settings = read_options(Settings, options, "parallelize")
-    return shard_module(model, device_mesh, settings, example_args, example_kwargs, train, plan, waiting)
+    settings = with_parts(read_options(Settings, options, "parallelize"), as_mesh(device_mesh), waiting)
+    return shard_module(model, device_mesh, settings, example_args, example_kwargs, train, plan, open_in(waiting))
 
 
 def shard_module(

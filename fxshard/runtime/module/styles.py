@@ -23,10 +23,10 @@ from fxshard.plans.parallel import AUTO, WORDS, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.calls.waiting import WaitingForward, dissolve
+from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_from_outside, with_parts
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.module import shard_module
-from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, layout_or_part, shard_parameters
+from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, layout_or_part, parameter_slots, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
 from fxshard.runtime.rank_graph.bind import mesh_device
 
@@ -63,7 +63,7 @@ def parallelize_module(
         OptionError: a plan that is none, styles without an axis, a ``src_data_rank`` that an axis lacks. Otherwise as ``parallelize``,
             possibly at the first call.
     """
-    free = dissolve(module) if isinstance(module, nn.Module) else []
+    waiting = dissolve(module) if isinstance(module, nn.Module) else ()
     check_call(module, example_args or ())
     mesh = device_mesh if device_mesh is not None else active_mesh()
     if mesh is None:
@@ -76,7 +76,8 @@ def parallelize_module(
         what = f"there is no rank {src_data_rank} on each axis of a mesh of {' x '.join(map(str, mesh.mesh.shape))}"
         raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
     by_axis, words = split_plan(parallelize_plan, mesh)
-    settings = read_options(Settings, {"parallel": words or None, **options}, "parallelize_module")
+    settings = with_parts(read_options(Settings, {"parallel": words or None, **options}, "parallelize_module"), as_mesh(mesh), waiting)
+    slots = _made_plain(module, [*open_in(waiting), *taken_from_outside(module)])
     plain = {name for name, p in module.named_parameters(remove_duplicate=False) if not isinstance(p, DTensor)}
     for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
@@ -88,11 +89,45 @@ def parallelize_module(
         agree_across_axes(module, {name: part for name, part in parts.items() if name in plain}, mesh, src_data_rank)
     if not isinstance(settings.pins, ShardingPlan):
         settings = replace(settings, pins={**parts, **(settings.pins or {})})
-    free += [p for n, p in module.named_parameters() if n in parts] + distribute_others(module, mesh, source)
+    undecided = parts.keys() | {name for name, p in module.named_parameters() if not isinstance(p, DTensor)}
+    distribute_others(module, mesh, source)
+    _same_objects(module, slots)
+    free = [p for name, p in module.named_parameters() if name in undecided]
     if example_args is not None:
         return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
-    module.forward = DeferredForward(module, vars(module).get("forward"), free, mesh, settings)
+    module.forward = DeferredForward(module, vars(module).get("forward"), free, as_mesh(mesh), settings, mesh)
     return module
+
+
+Slots = dict[tuple[int, str], nn.Parameter]
+"""Parameters by the id of the module that holds them and their name there."""
+
+
+def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter]) -> Slots:
+    """Puts plain parameters, which torch's styles take, in the places of replicated DTensors; returns these."""
+    plain: dict[int, nn.Parameter] = {}
+    for parameter in parameters:
+        made = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
+        made.grad = None if parameter.grad is None else parameter.grad.to_local()
+        plain[id(parameter)] = made
+    slots = {(id(owner), name): parameter for owner, name, parameter in parameter_slots(module) if id(parameter) in plain}
+    for owner, name, parameter in list(parameter_slots(module)):
+        if id(parameter) in plain:
+            setattr(owner, name, plain[id(parameter)])
+    return slots
+
+
+def _same_objects(module: nn.Module, slots: Slots) -> None:
+    """Gives the objects in ``slots`` the contents of the parameters that have taken their places, for optimisers that hold them."""
+    swapped: set[int] = set()
+    for owner, name, parameter in list(parameter_slots(module)):
+        before = slots.get((id(owner), name), parameter)
+        if before is parameter:
+            continue
+        if id(before) not in swapped:
+            torch.utils.swap_tensors(before, parameter)
+            swapped.add(id(before))
+        setattr(owner, name, before)
 
 
 def parts_of_mesh(module: nn.Module, device_mesh: DeviceMesh) -> dict[str, Any]:
@@ -114,12 +149,11 @@ def agree_across_axes(module: nn.Module, parts: Mapping[str, Mapping[str, Any]],
                 local.copy_(distribute(local, Layout.replicated(others.ndim), others, source))
 
 
-def distribute_others(module: nn.Module, device_mesh: DeviceMesh, source: int | None) -> list[nn.Parameter]:
-    """Makes plain parameters of ``module`` replicated DTensors, in place, and returns them: their layouts are open."""
+def distribute_others(module: nn.Module, device_mesh: DeviceMesh, source: int | None) -> None:
+    """Makes plain parameters of ``module`` replicated DTensors, in place."""
     mesh, named = as_mesh(device_mesh), dict(module.named_parameters(remove_duplicate=False))
     layouts = {name: layout_on(p, mesh) for name, p in named.items() if isinstance(p, DTensor)}
     shard_parameters(module, layouts, device_mesh, mesh_device(device_mesh), source)
-    return list({id(p): p for name, p in module.named_parameters() if name not in layouts}.values())
 
 
 def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any, Any]]:
@@ -172,9 +206,9 @@ class DeferredForward(WaitingForward):
     """Plans for its first call, and makes way for the sharded forward."""
 
     device_mesh: DeviceMesh
-    settings: Settings
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.__signature__ = inspect.signature(self.replaced or type(self.module).forward.__get__(self.module))
 
     @torch.compiler.disable(reason=COMPILED)
@@ -183,6 +217,9 @@ class DeferredForward(WaitingForward):
         train = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
         self.remove()
         try:
+            parts = dissolve(self.module)
+            self.settings = with_parts(self.settings, self.mesh, parts)
+            self.open_parameters = [*self.open_parameters, *open_in(parts)]
             shard_module(self.module, self.device_mesh, self.settings, args, kwargs, train, open_parameters=self.open_parameters)
         except BaseException:
             self.module.forward = self
@@ -191,4 +228,4 @@ class DeferredForward(WaitingForward):
 
     def __deepcopy__(self, memo: Any) -> DeferredForward:
         copied = [copy.deepcopy(parameter, memo) for parameter in self.open_parameters]
-        return DeferredForward(memo[id(self.module)], self.replaced, copied, self.device_mesh, self.settings)
+        return DeferredForward(memo[id(self.module)], self.replaced, copied, self.mesh, self.settings, self.device_mesh)

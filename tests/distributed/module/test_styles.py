@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor, parallel
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import fxshard
+from fxshard.layout.layouts import Layout
 from tests.distributed.scenarios import two_ranks
 
 pytestmark = pytest.mark.distributed
@@ -301,12 +303,12 @@ def words() -> None:
 class Ambient(nn.Module):
     """Shards a part of itself within its definition, under the ambient mesh."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Any = None, **options: Any) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
         self.last = nn.Linear(4, 4)
-        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        self.net = fxshard.parallelize_module(self.net, None, plan, compiler="eager")
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()} if plan is None else plan
+        self.net = fxshard.parallelize_module(self.net, None, plan, compiler="eager", **options)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.net(x))
@@ -326,6 +328,65 @@ def inside_a_model() -> None:
     fxshard.parallelize_module(all_of_it, mesh(), compiler="eager")
     torch.testing.assert_close(all_of_it(x), want(x))
     assert isinstance(all_of_it.last.weight, DTensor)
+
+
+def what_a_part_was_given() -> None:
+    """Names with styles and pins of a part hold in the plan of the whole model, which says them for other parts; a word cannot."""
+    x, rows = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3)), {"last": "rowwise"}
+
+    def shards(model: nn.Module) -> dict[str, str]:
+        layouts = {name: str(Layout(p.placements)) for name, p in model.named_parameters() if isinstance(p, DTensor)}
+        return {name: layout for name, layout in layouts.items() if layout != "R"}
+
+    def inside(*args: Any, **options: Any) -> Any:
+        torch.manual_seed(0)
+        with mesh():
+            return Ambient(*args, **options).double()
+
+    named, want = {"0": "colwise", "2": "rowwise"}, {"net.0.weight": "S(0)", "net.0.bias": "S(0)", "net.2.weight": "S(1)"}
+    whole_model = fxshard.parallelize_module(inside(named), mesh(), rows, compiler="eager")
+    torch.testing.assert_close(whole_model(x), inside()(x))
+    assert shards(whole_model) == {**want, "last.weight": "S(1)"}
+    by_example = fxshard.parallelize(inside(named), (x,), mesh(), parallel=rows, compiler="eager")
+    assert shards(by_example) == {**want, "last.weight": "S(1)"}
+    pinned = fxshard.parallelize(inside("auto", pins={"0.weight": "S(1)"}), (x,), mesh(), pins={"last.weight": "S(0)"}, compiler="eager")
+    assert shards(pinned) == {"net.0.weight": "S(1)", "last.weight": "S(0)"}
+    cases = {r"FullyShard\(dim=0\) on tp": (fxshard.FullyShard(), {}), "memory_limit": ("auto", {"memory_limit": "1GB"})}
+    for said, (plan, options) in cases.items():
+        with pytest.raises(
+            fxshard.FxshardError, match=f"net was parallelized with {said}, which the plan of a module around it cannot keep"
+        ):
+            fxshard.parallelize_module(inside(plan, **options), mesh(), compiler="eager")
+    with pytest.raises(fxshard.FxshardError, match="net was given names with styles on tp, and the model FullyShard"):
+        fxshard.parallelize_module(inside(named), mesh(), fxshard.FullyShard(), compiler="eager")
+
+
+def one_call_after_another() -> None:
+    """As torchtitan does: the top of the model, then each block, then what is left; an optimiser made in between holds the parameters."""
+    model, reference = styled({name: style for name, style in SEQUENCE.items() if "*" not in name}, two_layers), made(two_layers)
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (model, reference)]
+    before = dict(model.named_parameters())
+    block = {name.removeprefix("layers.*."): style for name, style in SEQUENCE.items() if "*" in name}
+    late = {name: block.pop(name) for name in ("up", "down")}
+    for plan in (block, late):
+        for layer in model.layers:
+            fxshard.parallelize_module(layer, mesh(), plan, compiler="eager")
+    fxshard.parallelize_module(model, mesh(), pins={"layers.1.norm2.weight": "S(0)"}, compiler="eager")
+    assert all(before[name] is p for name, p in model.named_parameters())
+    for _ in range(2):
+        for m, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(tokens()).square().sum().backward()
+            optimizer.step()
+    equal(model, reference)
+    assert "forward" not in vars(model.layers[0]) and model.layers[1].norm2.weight.placements == (Shard(0),)
+    assert model.layers[0].up.weight.placements == (Shard(0),) and model.layers[1].down.weight.placements == (Shard(1),)
+    rows, x = {"1": RowwiseParallel(input_layouts=Replicate())}, torch.ones(2, 4, dtype=torch.float64)
+    around = styled({"1": RowwiseParallel()}, lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4)))
+    part = fxshard.parallelize_module(around[0], mesh(), rows, compiler="eager")
+    first, second = ((whole(layer.weight), whole(layer.bias)) for layer in part)
+    torch.testing.assert_close(part(x), F.linear(F.linear(x, *first), *second))  # alone, before the model that waits around it
+    assert part[1].weight.placements == (Shard(1),)
 
 
 def a_copy_before_the_first_call() -> None:
@@ -370,6 +431,8 @@ found, test_two_ranks = two_ranks(
     part_of_a_mesh,
     words,
     inside_a_model,
+    what_a_part_was_given,
+    one_call_after_another,
     a_copy_before_the_first_call,
     warned_and_refused,
 )
