@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 _KEYS = torch._C.DispatchKey
@@ -47,12 +48,18 @@ DENSE = frozenset({torch.Tensor, torch.nn.Parameter})
 
 def locals_of(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The local tensor of each DTensor, plain tensors as they are, all contiguous; outside of autograd."""
-    return [(x if type(x) in DENSE or not isinstance(x, DTensor) else x._local_tensor).contiguous() for x in values]
+    return [(x if type(x) in DENSE else _local(x)).contiguous() for x in values]
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """The local tensor, after the collective that makes it: eager DTensor waits for its results only when they are used."""
+    local = value._local_tensor if isinstance(value, DTensor) else value
+    return local.trigger_wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors may share elements: the address ranges of their local tensors overlap."""
-    (a, b), (c, d) = (_range(x._local_tensor if isinstance(x, DTensor) else x) for x in (one, other))
+    (a, b), (c, d) = (_range(x if type(x) in DENSE else _local(x)) for x in (one, other))
     return a < d and c < b
 
 
