@@ -26,7 +26,7 @@ def captured_instead(
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import torch as torch_functions
     from torch._dynamo.variables.builder import SourcelessBuilder
-    from torch._dynamo.variables.functions import SkipFunctionVariable
+    from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
     from torch._dynamo.variables.misc import GetAttrVariable
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -39,12 +39,14 @@ def captured_instead(
         original = kind.call_function
 
         def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-            known = self.value.__hash__ is not None and self.value in functions
-            return instead(self.value, tx, args, kwargs) if known else original(self, tx, args, kwargs)
+            value = self.fn if kind is UserFunctionVariable else self.value
+            known = value.__hash__ is not None and value in (replaced if kind is UserFunctionVariable else functions)
+            return instead(value, tx, args, kwargs) if known else original(self, tx, args, kwargs)
 
         return call_function
 
     method, added = TensorVariable.call_method, dict(methods or {})
+    replaced = frozenset(functions)  # of those that Dynamo inlines: what replaces them is inlined too
     functions = {**functions, **{function: function for function in added.values()}}
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -69,7 +71,7 @@ def captured_instead(
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(TensorWithTFOverrideVariable, of_attributes, var_getattr))
         stack.enter_context(patched(torch_functions, "has_torch_function", has_torch_function))
-        for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable):
+        for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable, UserFunctionVariable):
             stack.enter_context(patched(kind, "call_function", of_kind(kind)))
         stack.enter_context(patched(TensorVariable, "call_method", call_method))
         for name, function in added.items():

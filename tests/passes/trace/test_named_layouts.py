@@ -85,6 +85,14 @@ COMPUTED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_distribute_tensor_in_a_forward(mesh: DeviceMesh, train: bool) -> None:
+    model = Calls(lambda m, x: distribute_tensor(x @ m.weight, m.mesh, [Shard(1)]).sin().full_tensor(), mesh)
+    plan = fxshard.plan(model, (X,), fxshard.Mesh({"tp": 2}), train=train, cache=False)
+    assert [spec.outputs[0] for node, spec in plan.specs.items() if node.startswith("placed")] == [(Shard(1),)]
+    torch.testing.assert_close(fxshard.simulate(model, (X,), plan).outputs, (X @ model.weight).sin().detach(), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_is_computed_from_a_dtensor(mesh: DeviceMesh, name: str) -> None:
     """It is one too: its layout can be named."""
@@ -104,7 +112,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     ),
     "a shard as argument": (lambda m, x: DTensor.from_local(x, m.mesh, [Shard(0)]).full_tensor(), r"takes args\[0\] as this rank's shard"),
     "a result in an unknown layout": (lambda m, x: DTensor.from_local(x, m.mesh, [Replicate()]).sin().to_local(), "does not name"),
-    "a dim that is not there": (lambda m, x: distribute_tensor(x, m.mesh, [Shard(2)]).full_tensor(), "Dimension out of range"),
+    "a dim that is not there": (lambda m, x: distribute_tensor(x, m.mesh, [Shard(2)]).full_tensor(), "dim 2 in S.2. is out of range"),
     "a method of DTensors on a plain tensor": (lambda m, x: x.redistribute(placements=[Shard(0)]), "no attribute 'redistribute'"),
     "another dtype": (
         lambda m, x: (
