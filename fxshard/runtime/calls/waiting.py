@@ -4,7 +4,7 @@ around it takes its place."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from fxshard.errors import OptionError
 from fxshard.mesh.mesh import Mesh
-from fxshard.plans.parallel import AxisPlan, ByName, read_parallel
+from fxshard.plans.parallel import AxisPlan, ByName, Parallel, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.settings import Settings
 
@@ -60,20 +60,25 @@ def dissolve(model: nn.Module) -> Waiting:
     return waiting
 
 
-def taken_from_outside(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of ``module`` whose layouts a forward around it leaves open, which no longer decides on them."""
-    own = {id(parameter) for parameter in module.parameters()}
-    taken = []
-    for forward in list(_KNOWN):
-        mine = [parameter for parameter in forward.open_parameters if id(parameter) in own]
-        if mine and vars(forward.module).get("forward") is forward:
-            forward.open_parameters = [parameter for parameter in forward.open_parameters if id(parameter) not in own]
-            taken += mine
-    return taken
-
-
 def open_in(waiting: Waiting) -> list[nn.Parameter]:
     return [parameter for _, forward in waiting for parameter in forward.open_parameters]
+
+
+def taken_over(module: nn.Module, waiting: Waiting) -> tuple[list[nn.Parameter], dict[str, Any]]:
+    """What forwards that wait leave open of ``module``: (the parameters of which nothing is said, which are replicated; by name what is
+    said of the others, by axis). A forward around ``module`` no longer decides on either."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    known = [forward for forward in list(_KNOWN) if vars(forward.module).get("forward") is forward]
+    unsaid, partly = [], {}
+    for forward in (*(forward for _, forward in waiting), *known):
+        pins = {} if not isinstance(forward.settings.pins, Mapping) else forward.settings.pins
+        named = forward.module.named_parameters(remove_duplicate=False)
+        said = {id(parameter): pins[name] for name, parameter in named if isinstance(pins.get(name), Mapping)}
+        mine = [parameter for parameter in forward.open_parameters if id(parameter) in names]
+        forward.open_parameters = [parameter for parameter in forward.open_parameters if id(parameter) not in names]
+        unsaid += [parameter for parameter in mine if id(parameter) not in said]
+        partly.update({names[id(parameter)]: said[id(parameter)] for parameter in mine if id(parameter) in said})
+    return unsaid, partly
 
 
 def with_parts(settings: Settings, mesh: Mesh, waiting: Waiting) -> Settings:
@@ -81,7 +86,7 @@ def with_parts(settings: Settings, mesh: Mesh, waiting: Waiting) -> Settings:
     before counts where ``settings`` say nothing. Raises OptionError for what does not hold for a part of a plan."""
     for name, forward in reversed(waiting):
         if name:
-            _check_part(name, forward)
+            _check_part(name, forward, read_parallel(settings.parallel, mesh))
         else:
             unsaid = {field: getattr(forward.settings, field) for field in OF_ONE_PLAN if not getattr(settings, field)}
             settings = replace(settings, **unsaid)
@@ -90,11 +95,11 @@ def with_parts(settings: Settings, mesh: Mesh, waiting: Waiting) -> Settings:
     return settings
 
 
-def _check_part(name: str, forward: WaitingForward) -> None:
+def _check_part(name: str, forward: WaitingForward, whole: Parallel) -> None:
     given, words = forward.settings, read_parallel(forward.settings.parallel, forward.mesh)
     said = [field for field in OF_ONE_PLAN if getattr(given, field)]
     said += ["a ShardingPlan as pins"] if isinstance(given.pins, ShardingPlan) else []
-    said += [f"{word} on {axis}" for axis, word in words.items() if not isinstance(word, ByName)]
+    said += [f"{word} on {axis}" for axis, word in words.items() if not isinstance(word, ByName) and word != whole.get(axis)]
     if said:
         what = f"{name} was parallelized with {', '.join(said)}, which the plan of a module around it cannot keep for a part"
         raise OptionError(what, where=name, remedy="give it for the whole model, or give this part styles, a tp_plan or pins")
@@ -128,7 +133,7 @@ def _both(whole: AxisPlan | None, part: AxisPlan, axis: str, name: str) -> AxisP
     """What an axis is for: the names of both, or what was said last for the whole."""
     if isinstance(whole, ByName) and isinstance(part, ByName):
         return ByName(whole.styles + part.styles)
-    if whole is not None and name:
+    if whole not in (None, part) and name:
         what = f"{name} was given names with styles on {axis}, and the model {whole} there"
         raise OptionError(what, where=name, remedy="give the model names with styles too, or leave the axis to the part")
     return part if whole is None else whole

@@ -23,7 +23,7 @@ from fxshard.plans.parallel import AUTO, WORDS, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_from_outside, with_parts
+from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_over, with_parts
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.module import shard_module
 from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, layout_or_part, parameter_slots, shard_parameters
@@ -77,14 +77,15 @@ def parallelize_module(
         raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
     by_axis, words = split_plan(parallelize_plan, mesh)
     settings = with_parts(read_options(Settings, {"parallel": words or None, **options}, "parallelize_module"), as_mesh(mesh), waiting)
-    slots = _made_plain(module, [*open_in(waiting), *taken_from_outside(module)])
+    unsaid, partly = taken_over(module, waiting)
+    slots = _made_plain(module, unsaid)
     plain = {name for name, p in module.named_parameters(remove_duplicate=False) if not isinstance(p, DTensor)}
     for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
         parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)
     source = src_data_rank if src_data_rank is None else int(mesh.mesh[(src_data_rank,) * mesh.ndim])
     settings = replace(settings, src_data_rank=source)
-    parts = parts_of_mesh(module, mesh)
+    parts = {**partly, **parts_of_mesh(module, mesh)}
     if src_data_rank is not None:
         agree_across_axes(module, {name: part for name, part in parts.items() if name in plain}, mesh, src_data_rank)
     if not isinstance(settings.pins, ShardingPlan):

@@ -381,6 +381,16 @@ def one_call_after_another() -> None:
     equal(model, reference)
     assert "forward" not in vars(model.layers[0]) and model.layers[1].norm2.weight.placements == (Shard(0),)
     assert model.layers[0].up.weight.placements == (Shard(0),) and model.layers[1].down.weight.placements == (Shard(1),)
+    for shape, columns in ((1, 2), (Replicate(), Shard(0))), ((2, 1), (Shard(0), Replicate())):  # a style says nothing about dp
+        both, words = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")), {"dp": fxshard.FullyShard()}
+        model, reference = made(), made()
+        first = {name: style for name, style in LINEAR.items() if "attention" in name}
+        fxshard.parallelize_module(model, both, {**words, "tp": first}, compiler="eager")
+        fxshard.parallelize_module(model, both, {**words, "tp": {"layers.*.up": LINEAR["layers.*.up"]}}, compiler="eager")
+        fxshard.parallelize_module(model.layers[0], both, {**words, "tp": {"down": LINEAR["layers.*.down"]}}, compiler="eager")
+        torch.testing.assert_close(train(model, tokens()), train(reference, tokens()))
+        equal(model, reference)
+        assert {model.layers[0].attention.wq.weight.placements, model.layers[0].up.weight.placements} == {columns}
     rows, x = {"1": RowwiseParallel(input_layouts=Replicate())}, torch.ones(2, 4, dtype=torch.float64)
     around = styled({"1": RowwiseParallel()}, lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 4)))
     part = fxshard.parallelize_module(around[0], mesh(), rows, compiler="eager")
