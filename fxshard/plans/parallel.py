@@ -54,9 +54,12 @@ class AxisPlan:
         return False
 
     def value(self, shape: Shape, first: Shape) -> Placement | None:
-        """``Shard`` of the dim that is cut, if a tensor of ``shape`` has it in common with the first input, of shape ``first``."""
+        """``Shard`` of the dim that is cut, if a tensor of ``shape`` has it in common with the first input, of shape ``first``, and it is
+        not one element long: rules shard no such dim, as nothing is saved by it."""
         dim = self.cut
-        return Shard(dim) if dim is not None and dim < min(len(shape), len(first)) and shape[dim] == first[dim] else None
+        if dim is None or dim >= min(len(shape), len(first)) or shape[dim] != first[dim]:
+            return None
+        return None if isinstance(shape[dim], int) and shape[dim] == 1 else Shard(dim)  # a symbol is any size
 
     def result(self, module: str, shape: Shape, first: Shape) -> Placement | None:
         """The placement of a result of a module, None: free."""

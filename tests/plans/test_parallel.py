@@ -293,3 +293,19 @@ def test_a_wildcard_of_names_stands_for_one_part() -> None:
     assert all(
         plan.parameter(name, (4, 4)) is None for name in ("layers.0.inner.proj.weight", "proj.weight", "mlp.w3.weight", "mlp.aw2.weight")
     )
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"dp": 2, "cp": 2}])
+@pytest.mark.parametrize("word", [FullyShard(), DataParallel()])
+def test_a_batch_of_one_row(axes: dict[str, int], word: Any) -> None:
+    """No rule shards its dim of one element; the plan is the word's for parameters, and every rank computes the row."""
+    model, tokens = torch.nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4)).double(), torch.arange(6)[None]
+    words = {"dp": word} | ({"cp": ContextParallel()} if "cp" in axes else {})
+    plan = fxshard.plan(model, (tokens,), fxshard.Mesh(axes), parallel=words, cache=False)
+    simulation = fxshard.simulate(model, (tokens,), plan)
+    want = model(tokens)
+    want.sum().backward()
+    torch.testing.assert_close(simulation.outputs, want, rtol=1e-9, atol=1e-12)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(simulation.grads[name], parameter.grad, rtol=1e-9, atol=1e-12)
+    assert (plan.layout_of("1.weight")[0] == Shard(0)) == isinstance(word, FullyShard)

@@ -78,7 +78,7 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
     where: str | None = None
     for node in joint.graph.nodes:
         before = [known[n] for n in node.all_input_nodes]
-        axes = next((k.axes for k in before if k.axes), "")
+        axes = next((k.axes for k in sorted(before, key=lambda k: not k.dtensor) if k.axes), "")  # a parameter may be on more axes
         if node.op == "placeholder":
             end = inputs.get(node.name)
             mesh = meshes.get(end.name, "") if end else ""

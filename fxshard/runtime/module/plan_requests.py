@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import PlanError
 from fxshard.graph.objects import is_length, leaves_in_objects, outputs_in_objects
@@ -73,14 +74,19 @@ class PlanRequests:
     def _builder(self, graph: PlanningGraph, first: bool) -> RequestBuilder:
         return RequestBuilder(self.settings, graph, self.mesh, "raise" if first else "skip")
 
-    def _outputs(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> dict[str, Layout]:
-        """By default plain outputs are replicated, and the planner chooses for DTensors, except that an output that replaces a DTensor in
-        an object gets its layout."""
+    def _outputs(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> dict[str, Layout | dict[str, Placement]]:
+        """By default plain outputs are replicated, shards that styles return too, on axes of which they say nothing; the planner chooses
+        for DTensors, except that an output that replaces a DTensor in an object gets its layout."""
         inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
         distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside and name not in self.shards.layouts)
-        default: dict[str, Layout] = {}
+        default: dict[str, Layout | dict[str, Placement]] = {}
         if not distributed:
-            default = {o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output" and o.name not in graph.forms}
+            local = {name: form.placements or {} for name, form in graph.forms.items() if form.kind == "local"}
+            rest = {name: [axis for axis in self.mesh.axis_names if axis not in said] for name, said in local.items()}
+            default = {name: dict.fromkeys(axes, Replicate()) for name, axes in rest.items() if axes}
+            default |= {
+                o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output" and o.name not in graph.forms
+            }
         for name, path in outputs_in_objects(graph.out_spec).items():
             if isinstance(before := leaves.get(path), DTensor):
                 default[name] = Layout(before.placements)

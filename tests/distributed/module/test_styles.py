@@ -399,6 +399,17 @@ def one_call_after_another() -> None:
     assert part[1].weight.placements == (Shard(1),)
 
 
+def sequence_parallel_beside_another_axis() -> None:
+    """torchtitan's plan on one of two axes: a styled embedding, and a styled result, whole on the axis that no style names."""
+    for dp in ({}, {"dp": fxshard.FullyShard()}, {"dp": fxshard.DataParallel()}):
+        both = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+        model, reference = made(), made()
+        fxshard.parallelize_module(model, both, {**dp, "tp": SEQUENCE}, compiler="eager")
+        assert type(model(tokens())) is Tensor and model(tokens()).shape == (2, 6, 16)
+        torch.testing.assert_close(train(model, tokens()), train(reference, tokens()))
+        equal(model, reference)
+
+
 def a_copy_before_the_first_call() -> None:
     model = styled(LINEAR)
     other, reference = copy.deepcopy(model), made()
@@ -443,6 +454,7 @@ found, test_two_ranks = two_ranks(
     inside_a_model,
     what_a_part_was_given,
     one_call_after_another,
+    sequence_parallel_beside_another_axis,
     a_copy_before_the_first_call,
     warned_and_refused,
 )
