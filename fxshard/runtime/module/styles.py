@@ -168,7 +168,8 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
     if _is_word(plan):
         return {}, read_parallel(plan, as_mesh(mesh))
     if isinstance(plan, Mapping):
-        axes = (axis for key, one in plan.items() if isinstance(one, WORDS) for axis in (key if isinstance(key, tuple) else (key,)))
+        keys = (key for key, one in plan.items() if isinstance(one, (*WORDS, Mapping)))
+        axes = (axis for key in keys for axis in (key if isinstance(key, tuple) else (key,)))
         if (other := next((axis for axis in axes if axis not in names), None)) is not None:
             what = f"the mesh has no axis {other!r}{closest(other, names)}"
             raise OptionError(what, where="parallelize_plan", remedy=f"its axes are {', '.join(names)}")

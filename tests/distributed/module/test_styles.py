@@ -429,6 +429,8 @@ def warned_and_refused() -> None:
         styled({"layers.*.up": 3})
     with pytest.raises(fxshard.FxshardError, match=r"the mesh has no axis 'dp'(.|\n)*its axes are tp"):
         styled({"dp": fxshard.FullyShard()})
+    with pytest.raises(fxshard.FxshardError, match=r"the mesh has no axis 'tpp'; did you mean 'tp'"):
+        styled({"tpp": LINEAR})
     with pytest.raises(fxshard.FxshardError, match=r"'colwse' is not a style(.|\n)*colwise"):
         styled({"layers.*.up": "colwse"})(tokens())
     part = mesh()
