@@ -27,8 +27,8 @@ def exact_size(size: int) -> str:
 
 
 def beyond_device(peak: float, memory: float | None, hardware: str) -> str:
-    """What to say of a ``peak`` that does not fit into a device's ``memory`` (bytes, None: unknown), with a limit that leaves a tenth of it
-    to CUDA, NCCL and the allocator; "" if it fits."""
+    """What to say of a ``peak`` that does not fit into a device's ``memory`` (both in bytes; None: unknown), with a limit that leaves a
+    tenth of it to CUDA, NCCL and the allocator; "" if it fits."""
     if memory is None or peak <= memory:
         return ""
     return f'{hardware} has {size_text(memory)}; give a limit, such as memory_limit="{0.9 * memory / UNITS["GB"]:.3g}GB"'

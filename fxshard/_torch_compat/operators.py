@@ -14,6 +14,15 @@ from torch._ops import OpOverload
 
 from fxshard.errors import OptionError
 
+flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+ctc_loss_of_sequences = torch.ops.aten._ctc_loss.default
+"""The loss of each sequence, with lengths as numbers."""
+ctc_loss_of_tensors = torch.ops.aten._ctc_loss.Tensor
+"""The same with lengths as tensors."""
+assert_tensor_metadata = torch.ops.aten._assert_tensor_metadata.default
+assert_async = torch.ops.aten._assert_async.msg
+safe_softmax = torch.ops.aten._safe_softmax.default
+"""A softmax whose rows of minus infinity are zero."""
 scaled_mm_by_recipes = torch._scaled_mm_v2
 """The function behind ``torch.nn.functional.scaled_mm``."""
 

@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.distributed.pipelining import pipeline
 from torch.fx.node import map_aggregate
 
+from fxshard._torch_compat.operators import assert_tensor_metadata
 from fxshard._torch_compat.pipelining import PIPE_SPLIT
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.pipelines.refusals import check_graph, modules_of
@@ -134,7 +135,7 @@ def _make_neutral(graph: fx.Graph) -> None:
     """Replaces the device of the example's tensors by the CPU, for which fxshard traces: a bound program names its own. Removes checks of
     dtypes and devices, which export adds."""
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if node.target is assert_tensor_metadata:
             graph.erase_node(node)
         elif node.op == "call_function":
             node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _neutral)

@@ -17,6 +17,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.settings import Settings
 
 _KNOWN: weakref.WeakSet[WaitingForward] = weakref.WeakSet()
+"""All of this process: a call for a part has to find the forward of the module around it, which the part does not know."""
 OF_ONE_PLAN = ("input_layouts", "output_layouts", "memory_limit", "constraints", "offload", "example_sizes")
 """Settings that mean nothing for a part of what is planned."""
 
@@ -61,6 +62,7 @@ def dissolve(model: nn.Module) -> Waiting:
 
 
 def open_in(waiting: Waiting) -> list[nn.Parameter]:
+    """The DTensors whose layouts these forwards leave to a plan."""
     return [parameter for _, forward in waiting for parameter in forward.open_parameters]
 
 
@@ -112,7 +114,7 @@ def _pins(pins: Any, mesh: Mesh, name: str, forward: WaitingForward) -> Any:
         return pins
     if isinstance(given, ShardingPlan):
         return pins or given
-    if forward.mesh.axis_names != mesh.axis_names and not all(isinstance(layout, dict) for layout in given.values()):
+    if forward.mesh.axis_names != mesh.axis_names and not all(isinstance(layout, Mapping) for layout in given.values()):
         what = f"{name or 'the model'} has pins on the mesh {forward.mesh}, the plan is for {mesh}"
         raise OptionError(what, where=name, remedy="write pins by axis, {'weight': {'tp': 'S(0)'}}, or parallelize both on one mesh")
     return {**{_within(name, glob): layout for glob, layout in given.items()}, **(pins or {})}

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fxshard._torch_compat.fakes import forget_inner_sizes
+from fxshard._torch_compat.operators import ctc_loss_of_sequences, ctc_loss_of_tensors
 from fxshard.passes.trace.functions.checks import check
 from fxshard.passes.trace.functions.covariance import corrcoef, cov
 
@@ -139,7 +140,7 @@ def ctc_loss(
     zero_infinity: bool = False,
 ) -> Tensor:
     """The losses of the sequences; for the mean, each is divided by its target's length."""
-    overload = torch.ops.aten._ctc_loss.Tensor if isinstance(target_lengths, Tensor) else torch.ops.aten._ctc_loss.default
+    overload = ctc_loss_of_tensors if isinstance(target_lengths, Tensor) else ctc_loss_of_sequences
     batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     losses = overload(batched, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
     if zero_infinity:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
+from fxshard._torch_compat.operators import safe_softmax
 from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.passes.trace.functions.cross_entropy import LOSSES, LogSoftmaxes
 from fxshard.passes.trace.functions.draws import DRAWS, masked
@@ -216,7 +217,7 @@ def _math_sdpa(mode: Neutralise, q: Any, k: Any, v: Any, mask: Any, p: float, is
         weights = scores.softmax(-1)
     else:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        weights = torch.ops.aten._safe_softmax(scores, -1)
+        weights = safe_softmax(scores, -1)
     if p:
         weights = masked(mode, weights, p, "scaled_dot_product_attention")
     return _matmul(mode, weights, v)

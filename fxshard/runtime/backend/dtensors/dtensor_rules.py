@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.dtensor.rules import dtensor_has_rule, dtensor_operators, is_spec
 from fxshard._torch_compat.fakes import FakeTensorMode
-from fxshard._torch_compat.operators import is_composite, schema_of
+from fxshard._torch_compat.operators import ctc_loss_of_sequences, flash_attention_on_cpu, is_composite, schema_of
 from fxshard.graph.call import call_of
 from fxshard.graph.planning_graph import outputs_of
 from fxshard.mesh.mesh import Mesh
@@ -29,11 +29,7 @@ from fxshard.strategies.engine.engine import op_strategy
 from fxshard.strategies.engine.registry import lookup, rule_names
 
 UNSUITABLE = (torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-AS_ANY = (
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten._ctc_loss.default,
-    torch.ops.aten.linalg_lstsq.default,
-)
+AS_ANY = (flash_attention_on_cpu, ctc_loss_of_sequences, torch.ops.aten.linalg_lstsq.default)
 """Tagged as random or with sizes that depend on data; but torch calls the first only without dropout, and the others' sizes are known."""
 REPLICATED = (
     *("aten._chunk_cat.default", "aten._unsafe_masked_index.default", "aten._unsafe_masked_index_put_accumulate.default"),
