@@ -65,6 +65,7 @@ from fxshard.passes.trace.repeats.repeated import RepeatedLayers, first_that_wor
 from fxshard.passes.trace.returned import drop_unused_returns, other_names, recording_returns, values_of_modules, with_other_names
 from fxshard.passes.trace.rewrites.constants import replace_constants, replace_tensor_attributes
 from fxshard.passes.trace.rewrites.effect_tokens import drop_tokens
+from fxshard.passes.trace.rewrites.known_masks import use_known_masks
 from fxshard.passes.trace.rewrites.number_outputs import drop_wrong_bounds, tensors_of_numbers
 from fxshard.passes.trace.rewrites.probe import probe, returns_new_memory
 from fxshard.passes.trace.rewrites.scalars import keep_numbers_in_tensors
@@ -312,6 +313,7 @@ def planning_graph(
     replace_constants(joint)
     replace_as_strided(joint)
     _tidy(joint)
+    use_known_masks(joint)
     _refuse_sparse(joint, train)
     replace_kernel_calls(joint)
     check_draws(joint)
