@@ -49,6 +49,10 @@ ENOUGH, NAMED = 1e-5, 0.05
 """The most rounds, and the gaps that are small enough once a round was cut: relative to the rows' sums while choices within the limits may
 exist; relative to the usage found once it is proven that there are none, so that it is only named in an error."""
 
+FAR = 0.5
+"""The uncertainty of the least usage, as a part of what is missing for sure, at which it is named: the further off a limit is, the less a
+closer figure would change what its user does."""
+
 PAIRS = 40
 """Pairs of sweeps that compute the bound of a round's multipliers with all costs 0."""
 
@@ -123,7 +127,8 @@ class _Best:
     def named(self) -> bool:
         """Whether no choices are within the limits for sure, and the least usage is known well enough to be named."""
         usage = self.found + float(self.model.limits.max(initial=0.0))
-        return self.choices is not None and self.bound > NEAR * self.size and self.found - self.bound <= NAMED * usage
+        enough = max(NAMED * usage, FAR * self.bound)
+        return self.choices is not None and self.bound > NEAR * self.size and self.found - self.bound <= enough
 
 
 @dataclass(frozen=True)

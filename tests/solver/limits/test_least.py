@@ -133,18 +133,24 @@ def test_more_work_never_finds_a_larger_excess(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_limit_that_is_proven_impossible_is_named_within_a_twentieth(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds that their work cuts go on only while the value is less certain than that, or choices within the limit may exist."""
+@pytest.mark.parametrize("far", [False, True])
+def test_a_limit_that_is_proven_impossible_is_named_well_enough(seed: int, far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that their work cuts go on only while choices within the limit may exist, or while the least usage is known neither within a
+    twentieth nor within half of what is missing for sure, which is more where the limit is far off."""
     problem = conflicting(seed, transfers=True)
-    excess = min(map(problem.peak, all_allowed(problem))) - 1.0
+    least_peak = min(map(problem.peak, all_allowed(problem)))
+    limit = 1.0 if far else 0.95 * least_peak
+    problem = replace(problem, usage_limit=limit)
     monkeypatch.setattr(least, "FIRST_WORK", 8e4)
     rounds: list[float] = []
     whole = least._round
     monkeypatch.setattr(least, "_round", lambda best, budget: (rounds.append(0), whole(best, budget))[1])
     named, taken = least_excess(problem, Budget()), len(rounds)
-    assert named.bound <= excess + 1e-6 and excess - 1e-6 <= named.found
-    assert named.found - named.bound <= least.NAMED * (named.found + 1.0)
+    assert named.bound <= least_peak - limit + 1e-6 and least_peak - limit - 1e-6 <= named.found
+    enough = 0.5 * named.bound if far else 0.05 * (named.found + limit)
+    assert 0 < named.bound and named.found - named.bound <= enough
     monkeypatch.setattr(least, "NAMED", 0.0)
+    monkeypatch.setattr(least, "FAR", 0.0)
     rounds.clear()
     finer = least_excess(problem, Budget())
     assert taken < len(rounds) and finer.found - finer.bound < named.found - named.bound
