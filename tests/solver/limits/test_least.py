@@ -148,7 +148,7 @@ def test_a_limit_that_is_proven_impossible_is_named_well_enough(seed: int, far: 
     named, taken = least_excess(problem, Budget()), len(rounds)
     assert named.bound <= least_peak - limit + 1e-6 and least_peak - limit - 1e-6 <= named.found
     enough = 0.5 * named.bound if far else 0.05 * (named.found + limit)
-    assert 0 < named.bound and named.found - named.bound <= enough
+    assert named.bound > 0 and named.found - named.bound <= enough
     monkeypatch.setattr(least, "NAMED", 0.0)
     monkeypatch.setattr(least, "FAR", 0.0)
     rounds.clear()
