@@ -13,8 +13,8 @@ from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 """The attributes by which Dynamo knows the modules of FSDP2."""
@@ -62,9 +62,35 @@ def more_than_layouts(module: Any) -> Iterator[tuple[str, str]]:
         yield "set_requires_gradient_sync(False)", "set it to True; fxshard.no_sync leaves gradients unreduced"
     if any(_is_pending(parameter) for group in groups for parameter in group.fsdp_params):
         yield "gradients that are not reduced yet", "run the last backward of the step with set_requires_gradient_sync(True)"
-    if any(type(placement) is _StridedShard for parameter in sharded_parameters(module) for placement in parameter.placements):
-        remedy = "give the plain model to fxshard.parallelize_module(model, mesh, {'dp': fxshard.FullyShard(), 'tp': {...}})"
-        yield "a parameter of which tensor parallelism shards the same dim", remedy
+
+
+def split_by_two_axes(module: Any) -> list[DTensor]:
+    """The parameters of which ``fully_shard`` of ``module`` cuts a dim that tensor parallelism cuts first (``_StridedShard``)."""
+    return [p for p in sharded_parameters(module) if any(type(placement) is _StridedShard for placement in p.placements)]
+
+
+def lay_out_anew(parameter: DTensor) -> Callable[[], None]:
+    """Moves ``_StridedShard`` to another dim, the largest that no axis shards, so that a gather on its axis is one step; of a vector, which
+    has no other, the first axis cuts first, as for other DTensors. The parameter stays the same object. Returns what puts it back.
+
+    All ranks of the mesh must call it: it communicates.
+    """
+    taken = {p.dim for p in parameter.placements if isinstance(p, Shard | _StridedShard) and type(p) is not _StridedShard}
+    placements: list[Placement] = []
+    for placement in parameter.placements:
+        if type(placement) is _StridedShard:
+            free = [dim for dim in range(parameter.dim()) if dim not in taken] or [placement.dim]
+            placement = Shard(max(free, key=lambda dim: parameter.shape[dim]))
+            taken.add(placement.dim)
+        placements.append(placement)
+    before = parameter._spec, parameter._local_tensor
+    moved = parameter.detach().redistribute(placements=placements)
+    parameter._spec, parameter._local_tensor = moved._spec, moved._local_tensor
+
+    def put_back() -> None:
+        parameter._spec, parameter._local_tensor = before
+
+    return put_back
 
 
 def take_off(module: Any) -> Callable[[], None]:

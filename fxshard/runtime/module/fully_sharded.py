@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fxshard._torch_compat.fully_shard import is_fully_sharded, more_than_layouts, sharded_from_outside, sharded_parameters, take_off
+from fxshard._torch_compat.fully_shard import (
+    is_fully_sharded,
+    lay_out_anew,
+    more_than_layouts,
+    sharded_from_outside,
+    sharded_parameters,
+    split_by_two_axes,
+    take_off,
+)
 from fxshard.errors import OptionError, count_text
 from fxshard.mesh.mesh import as_mesh
 from fxshard.runtime.ranks.launch import announce, ends_together, mesh_ranks
@@ -20,11 +32,14 @@ TAKEN_OFF = (
     "equal on all ranks, and the loss is that of the whole batch; pass a rank's own rows with fxshard.local_batch"
 )
 
+LAID_OUT_ANEW = "fully_shard cut a dim of %s that tensor parallelism cuts too; it shards another dim now, which plans gather in one step"
+
 
 @contextmanager
 def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: float) -> Iterator[None]:
     """Undoes ``fully_shard`` on ``model`` and its submodules, for good if the block succeeds; if it raises, all is put back.
-    Parameters, and what optimisers hold, stay the same DTensors.
+    Parameters, and what optimisers hold, stay the same DTensors; of those that tensor parallelism cuts along the same dim, another dim is
+    sharded (``lay_out_anew``).
 
     ``timeout``: seconds to wait for other ranks. Raises OptionError, before anything changes, for another mesh, and if ``fully_shard`` was
     asked for what no plan takes over; RunError, with that reason, on ranks that have none of their own.
@@ -43,14 +58,35 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
             _check_mesh(name, module, device_mesh)
             for what, remedy in more_than_layouts(module):
                 raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
+    split = [parameter for module in found.values() for parameter in split_by_two_axes(module)]
     undo = [take_off(module) for module in found.values()]
     try:
+        undo += map(lay_out_anew, split)
         yield
     except BaseException:
         for put_back in reversed(undo):
             put_back()
         raise
     announce(device_mesh, logging.WARNING, TAKEN_OFF, count_text(len(found), "module"))
+    if split:
+        announce(device_mesh, logging.WARNING, LAID_OUT_ANEW, count_text(len(split), "parameter"))
+        _lay_out_states(split)
+
+
+def _lay_out_states(parameters: Sequence[DTensor]) -> None:
+    """When an optimiser makes its next step, what it keeps of earlier ones gets the layouts of these parameters."""
+    waiting = {id(parameter): parameter for parameter in parameters}
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter in [p for group in optimizer.param_groups for p in group["params"] if waiting.pop(id(p), None) is not None]:
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, DTensor) and value.shape == parameter.shape:
+                    state[name] = value.redistribute(placements=parameter.placements)
+        if not waiting:
+            hook.remove()
+
+    hook = register_optimizer_step_pre_hook(before_step)
 
 
 def _check_mesh(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Replicate, Shard, parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import fxshard
 from fxshard._torch_compat.dtensor.packed import PackedShard
+from fxshard.errors import FxshardError
+from tests.distributed.module.test_fully_shard import step_of
+from tests.distributed.module.test_parallelize import same
 from tests.distributed.module.test_styles import LINEAR, ColumnsThenRows, Decoder, equal, made, train, two_layers, whole
 from tests.distributed.scenarios import on_ranks
 from tests.packed_models import made as packed
@@ -123,6 +126,52 @@ def a_measured_step() -> None:
     assert all(measured.communicating(axis) > 0 for axis in want)
 
 
+class Halves(nn.Module):
+    """Columns and rows for tensor parallelism."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def fully_sharded_beside_tensor_parallelism() -> None:
+    """Both shard dim 0 of the columns. Afterwards fully_shard's axis shards dim 1, or of a vector dim 0 first; the optimiser's states from
+    before follow. If planning fails, all is as it was."""
+    torch.set_default_dtype(torch.float64)
+    device_mesh = mesh()
+    model, x = Halves(), torch.randn(8, 6)
+    reference, rows = copy.deepcopy(model), x.chunk(2)[device_mesh["dp"].get_local_rank()]
+    parallel.parallelize_module(model, device_mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=device_mesh["dp"])
+    held, strided = list(model.parameters()), model.up.weight.placements
+    assert type(strided[0]) is not Shard
+    mine, theirs = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, reference))
+    for _ in range(2):
+        step_of(model, rows, mine)
+        step_of(reference, x, theirs)
+        with pytest.raises(FxshardError, match="matches no"):
+            fxshard.parallelize(model, (x,), device_mesh, compiler="eager", pins={"nothing": "R"})
+        assert isinstance(model, FSDPModule) and model.up.weight.placements == strided
+    fxshard.parallelize(model, (x,), device_mesh, compiler="eager")
+    assert all(p is q for p, q in zip(model.parameters(), held, strict=True))
+    assert model.up.weight.placements == (Shard(1), Shard(0)) and model.up.bias.placements == (Shard(0), Shard(0))
+    for _ in range(2):
+        same(step_of(model, x, mine), step_of(reference, x, theirs))
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            same(p.detach(), q.detach())
+            assert mine.state[p]["exp_avg"].placements == p.placements
+
+
 found, test_four_ranks = on_ranks(
-    4, wildcards_of_each_kind, heads_of_a_packed_weight, a_part_of_the_mesh, a_users_style, fsdp_over_tensor_parallelism, a_measured_step
+    4,
+    fully_sharded_beside_tensor_parallelism,
+    wildcards_of_each_kind,
+    heads_of_a_packed_weight,
+    a_part_of_the_mesh,
+    a_users_style,
+    fsdp_over_tensor_parallelism,
+    a_measured_step,
 )
