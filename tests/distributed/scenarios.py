@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
@@ -53,24 +53,38 @@ def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, s
     return {name: _said(name, [process.exitcode for process in processes], folder) for name in scenarios}
 
 
-def on_ranks(world: int, *scenarios: Scenario) -> tuple[Any, Any]:
-    """Makes the fixture and the test of a module: ``found, test_four_ranks = on_ranks(4, ...)``. Each scenario is one test case."""
-    named = {scenario.__name__: scenario for scenario in scenarios}
+def on_ranks(world: int, *scenarios: Scenario, slow: Sequence[Scenario] = ()) -> tuple[Any, Any]:
+    """Makes the fixture and the test of a module: ``found, test_four_ranks = on_ranks(4, ...)``. Each scenario is one test case.
+
+    The processes run only what is selected (``-k``, ``-m``). ``slow``: further ones, for ``make slow``.
+    """
+    return cases_on_ranks(world, {scenario.__name__: scenario for scenario in (*scenarios, *slow)}, {one.__name__ for one in slow})
+
+
+def cases_on_ranks(world: int, named: Mapping[str, Scenario], slow: Collection[str] = (), seconds: float = 300.0) -> tuple[Any, Any]:
+    """As ``on_ranks``, for scenarios by their names. ``seconds``: the time for all of them."""
 
     @pytest.fixture(scope="module")
-    def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-        return run_scenarios(named, world, tmp_path_factory.mktemp("ranks"))
+    def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        return run_scenarios(selected(named, request), world, tmp_path_factory.mktemp("ranks"), seconds)
 
-    @pytest.mark.parametrize("name", named)
+    @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in named])
     def test_ranks(name: str, found: dict[str, str]) -> None:
         assert not found[name], found[name]
 
     return found, test_ranks
 
 
-def two_ranks(*scenarios: Scenario) -> tuple[Any, Any]:
+def selected(scenarios: Mapping[str, Scenario], request: pytest.FixtureRequest) -> dict[str, Scenario]:
+    """The scenarios that a test of this module, which runs now, has as its parameter ``name``. ``request``: of a module's fixture."""
+    items = [item for item in request.session.items if item.nodeid.partition("::")[0] == request.node.nodeid]
+    wanted = {callspec.params.get("name") for item in items if (callspec := getattr(item, "callspec", None)) is not None}
+    return {name: scenario for name, scenario in scenarios.items() if name in wanted}
+
+
+def two_ranks(*scenarios: Scenario, slow: Sequence[Scenario] = ()) -> tuple[Any, Any]:
     """``on_ranks`` with two."""
-    return on_ranks(2, *scenarios)
+    return on_ranks(2, *scenarios, slow=slow)
 
 
 def run_command(body: Callable[[], int], folder: Path, seconds: float = 300.0) -> tuple[int | None, str, str]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.experimental import local_map
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.backend.dtensor_cases import S0, S1, Arguments, P, R, both, dtensor, own, same, whole
-from tests.distributed.scenarios import run_scenarios
+from tests.distributed.scenarios import cases_on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -90,11 +90,4 @@ def run_case(name: str) -> None:
     same(*CASES[name])
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios({name: partial(run_case, name) for name in CASES}, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_two_ranks = cases_on_ranks(2, {name: partial(run_case, name) for name in CASES})

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tests.distributed.backend.dtensor_cases import S0, whole
-from tests.distributed.scenarios import run_scenarios
+from tests.distributed.scenarios import cases_on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -84,14 +84,7 @@ def decomposed() -> None:
 SCENARIOS = {name: partial(run_case, name) for name in CASES} | {"decomposed": decomposed}
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios(SCENARIOS, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_two_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_two_ranks = cases_on_ranks(2, SCENARIOS)
 
 
 def test_rules_come_with_the_backend_only() -> None:

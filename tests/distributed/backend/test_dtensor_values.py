@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tests.distributed.backend.dtensor_cases import S0, S1, Arguments, P, R, both, dtensor, own, run, same, whole
-from tests.distributed.scenarios import run_scenarios
+from tests.distributed.scenarios import cases_on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -88,12 +88,6 @@ def run_dynamic(name: str) -> None:
             torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    cases = {name: partial(run_case, name) for name in CASES}
-    return run_scenarios(cases | {name: partial(run_dynamic, name) for name in DYNAMIC}, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", (*CASES, *DYNAMIC))
-def test_two_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_two_ranks = cases_on_ranks(
+    2, {name: partial(run_case, name) for name in CASES} | {name: partial(run_dynamic, name) for name in DYNAMIC}
+)

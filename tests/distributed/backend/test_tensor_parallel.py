@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed._tensor.common_dtensor import ModelArgs, Transformer
 
 from tests.distributed.module.test_styles import Decoder
-from tests.distributed.scenarios import run_scenarios
+from tests.distributed.scenarios import cases_on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -168,11 +168,4 @@ def same(name: str) -> None:
             step.step()
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios({name: partial(same, name) for name in CASES}, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_two_ranks = cases_on_ranks(2, {name: partial(same, name) for name in CASES})

@@ -19,7 +19,7 @@ from fxshard.errors import OptionError, RunError
 from fxshard.layout.layouts import Layout
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.parameters import shard_parameters
-from tests.distributed.scenarios import run_scenarios
+from tests.distributed.scenarios import on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -163,11 +163,4 @@ SCENARIOS = (
 )
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenarios({s.__name__: s for s in SCENARIOS}, 4, tmp_path_factory.mktemp("ranks"), seconds=120)
-
-
-@pytest.mark.parametrize("name", [s.__name__ for s in SCENARIOS])
-def test_on_four_ranks(name: str, found: dict[str, str]) -> None:
-    assert not found[name], found[name]
+found, test_on_four_ranks = on_ranks(4, *SCENARIOS)

@@ -12,43 +12,51 @@ import torch
 from torch import fx
 
 from fxshard._torch_compat.sizes.symbols import surely
-from fxshard.passes.trace.rewrites.index_values import Affine, Known, Where, known_values, opposite
+from fxshard.passes.trace.rewrites.index_values import Known, Where, opposite
+from fxshard.passes.trace.rewrites.known_values import known_values
 
-MASKS = {torch.ops.fxshard.sdpa.default: 3, torch.ops.fxshard.sdpa_backward.default: 6}
-"""Where the mask is among the arguments; ``is_causal`` follows it."""
+ATTENTION = {torch.ops.fxshard.sdpa.default: (0, 3), torch.ops.fxshard.sdpa_backward.default: (1, 6)}
+"""Where the queries and the mask are among the arguments; ``is_causal`` follows the mask."""
 
 
 def use_known_masks(joint: fx.GraphModule) -> None:
     """Replaces such masks [.., queries, keys] by None and ``is_causal``, and removes what nobody reads then."""
-    masked = [n for n in joint.graph.nodes if n.target in MASKS and isinstance(n.args[MASKS[n.target]], fx.Node)]
-    known = known_values(joint.graph) if masked else {}
+    masked = [n for n in joint.graph.nodes if n.target in ATTENTION and isinstance(_mask_of(n), fx.Node) and _broadcasts(n)]
+    known = known_values(map(_mask_of, masked))
     for node in masked:
-        at = MASKS[node.target]
-        mask, is_causal = node.args[at : at + 2]
-        value = known.get(mask)
-        if value is not None and not is_causal and (hides_nothing(value) or causal(value)):
-            node.args = (*node.args[:at], None, causal(value), *node.args[at + 2 :])
+        at = ATTENTION[node.target][1]
+        value, is_causal = known.get(node.args[at]), node.args[at + 1]
+        if value is None or is_causal:
+            continue
+        causal = is_causal_mask(value)
+        if causal or hides_nothing(value):
+            node.args = (*node.args[:at], None, causal, *node.args[at + 2 :])
     if known:
         joint.graph.eliminate_dead_code()
 
 
+def _mask_of(node: fx.Node) -> fx.Node:
+    return node.args[ATTENTION[node.target][1]]
+
+
+def _broadcasts(node: fx.Node) -> bool:
+    """Whether the mask has the batch and the heads of the queries, or one: the kernel says so of a mask that has others."""
+    query, mask = node.args[ATTENTION[node.target][0]].meta["val"], _mask_of(node).meta["val"]
+    return mask.dim() == 4 and all(surely(mask.shape[d] == 1) or surely(mask.shape[d] == query.shape[d]) for d in (0, 1))
+
+
 def hides_nothing(value: Known) -> bool:
     """Whether a mask is True everywhere, or adds 0."""
-    if not isinstance(value, Affine) or not value.is_constant:
-        return False
-    return value.start if isinstance(value.start, bool) else surely(value.start == 0)
+    return isinstance(value, Where) and not value.reached and (value.yes if isinstance(value.yes, bool) else value.yes == 0)
 
 
-def causal(value: Known) -> bool:
+def is_causal_mask(value: Known) -> bool:
     """Whether query i sees the keys 0 to i: the mask is True there and False elsewhere, or adds 0 there and -inf elsewhere."""
     if not isinstance(value, Where):
         return False
-    if (value.yes, value.no) == (-math.inf, 0):
-        turned = opposite(value)
-        return turned is not None and _on_or_below_diagonal(turned)
-    numbers = (True, False) if isinstance(value.yes, bool) else (0, -math.inf)
-    return (value.yes, value.no) == numbers and _on_or_below_diagonal(value)
-
-
-def _on_or_below_diagonal(value: Where) -> bool:
-    return all(surely(one.start == 0) and one.steps == (*(0,) * (len(one.steps) - 2), 1, -1) for one in value.reached)
+    seen, hidden = (True, False) if isinstance(value.yes, bool) else (0, -math.inf)
+    turned = value if value.yes == seen else opposite(value)
+    if turned is None or (turned.yes, turned.no) != (seen, hidden) or len(turned.reached) != 1:
+        return False
+    diagonal = turned.reached[0]  # query - key >= 0
+    return surely(diagonal.start == 0) and diagonal.steps == (*(0,) * (len(diagonal.steps) - 2), 1, -1)

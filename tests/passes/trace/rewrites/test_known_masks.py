@@ -80,6 +80,10 @@ MASKS: dict[str, tuple[Mask, tuple[int, int], tuple[Any, Any] | None]] = {
     "a number added": (lambda s, t: torch.full((s, t), 2.0, dtype=torch.float64).triu(1), (6, 6), None),
     "said twice": (lambda s, t: tril(s, t) & (torch.arange(t) < torch.arange(s)[:, None] + 1), (6, 6), (None, True)),
     "the diagonal above too": (lambda s, t: torch.ones(s, t, dtype=torch.bool).tril(1), (6, 6), None),
+    "1 added": (lambda s, t: torch.zeros(s, t, dtype=torch.float64).masked_fill(tril(s, t), True), (6, 6), None),
+    "as in Llama": (lambda s, t: torch.full((s, t), -math.inf).triu(1).to(torch.float64)[None, None], (6, 6), (None, True)),
+    "as in nanoGPT": (lambda s, t: torch.ones(s, t).tril().view(1, 1, s, t) != 0, (6, 6), (None, True)),
+    "of nn.Transformer": (lambda s, t: nn.Transformer.generate_square_subsequent_mask(s, dtype=torch.float64), (6, 6), (None, True)),
     "a window": (lambda s, t: tril(s, t) & ~torch.ones(s, t, dtype=torch.bool).tril(-3), (6, 6), None),
 }
 
