@@ -44,6 +44,21 @@ def objects_that_a_user_froze_stay_frozen() -> None:
     assert aside() is None
 
 
+def frozen_objects_are_counted_once() -> None:
+    """Counting visits all of them. Where there are none it costs nothing, and must be done each time."""
+    counted, real = [], gc.get_freeze_count
+    gc.get_freeze_count = lambda: counted.append(real()) or counted[-1]
+    for _ in range(2):
+        with few_collections(), few_collections():
+            assert real() > 0
+    assert counted == [0, 0]
+    gc.freeze()
+    for _ in range(2):
+        with few_collections():
+            pass
+    assert real() > 0 and counted == [0, 0, counted[-1]]
+
+
 def nothing_is_collected_during_imports_and_everything_afterwards() -> None:
     with pytest.raises(ImportError), no_collections():
         assert not gc.isenabled()
@@ -80,6 +95,7 @@ def a_user_who_disabled_collection_or_froze_objects_is_respected() -> None:
 CLAIMS = (
     objects_from_before_a_pass_are_not_collected_during_it,
     objects_that_a_user_froze_stay_frozen,
+    frozen_objects_are_counted_once,
     nothing_is_collected_during_imports_and_everything_afterwards,
     a_user_who_disabled_collection_or_froze_objects_is_respected,
 )

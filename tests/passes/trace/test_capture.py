@@ -93,15 +93,3 @@ def test_a_users_rarer_collections_are_left_alone(own: int) -> None:
         assert gc.get_threshold()[0] == own
     finally:
         gc.set_threshold(*before)
-
-
-def test_frozen_objects_are_not_counted_in_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting visits all of them, which takes time."""
-    counted = []
-    real = gc.get_freeze_count
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(real()) or counted[-1])
-    with few_collections():
-        for _ in range(3):
-            run_passes((Pass("look", lambda state: (state, ""), str),), Seen(), dump=False)
-            assert gc.get_threshold()[0] == COLLECT_EVERY and real() > 0
-    assert counted == [0] and real() == 0
