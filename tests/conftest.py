@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,12 @@ os.environ["FXSHARD_CACHE"] = "0"  # tests and the processes they start neither 
 # The same examples on every run: a failure in CI is a failure on a laptop.
 settings.register_profile("fxshard", derandomize=True, deadline=None)
 settings.load_profile("fxshard")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """At the end pytest collects twice, to hear of exceptions in finalizers; of the objects of all tests that takes half a minute."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
