@@ -143,16 +143,14 @@ def _product(call: _Call) -> Known | None:
     a, b = call.affine(0), call.affine(1)
     if a is None or b is None:
         return None
-    by, times = (a, b) if any(b.steps) else (b, a)
-    return (
-        Affine(times.start * by.start, tuple(step * by.start for step in times.steps))
-        if isinstance(by.start, int) and not any(by.steps)
-        else None
-    )
+    times, by = (a, b) if any(a.steps) else (b, a)
+    if any(by.steps) or not isinstance(by.start, int):
+        return None
+    return Affine(times.start * by.start, tuple(step * by.start for step in times.steps))
 
 
 def _compared(compare: Callable[[Any, Any], bool], first: int, margin: int) -> Rule:
-    """Of whole numbers, where argument ``first`` - the other one - ``margin`` is at least 0; else each of a value's two with a number."""
+    """Of whole numbers: where argument ``first`` - the other one - ``margin`` is at least 0. Of a value of two numbers: ``compare`` of each."""
 
     def rule(call: _Call) -> Known | None:
         return _compared_numbers(call, compare) or _reached(call, first, margin)
@@ -183,12 +181,12 @@ def _equal(compare: Callable[[Any, Any], bool]) -> Rule:
 
 
 def _compared_numbers(call: _Call, compare: Callable[[Any, Any], bool]) -> Known | None:
-    """A value of two numbers compared with one number, as its dtype holds it; nothing else is between two dtypes."""
+    """A value of two numbers compared with one number; None where torch compares in another dtype than the value's."""
     value, other = call.value(0), call.value(1)
     if not isinstance(value, Where) or not isinstance(other, Where) or other.reached or not isinstance(call.node.args[0], fx.Node):
         return None
     dtype, second = call.input().dtype, call.node.args[1]
-    if (isinstance(second, fx.Node) and is_tensor(second) and second.meta["val"].dtype != dtype) or _between(dtype, other.yes):
+    if (isinstance(second, fx.Node) and is_tensor(second) and second.meta["val"].dtype != dtype) or _promotes(dtype, other.yes):
         return None
     number = other.yes if dtype == torch.bool else as_held(other.yes, dtype)
     if number is None:
@@ -198,8 +196,8 @@ def _compared_numbers(call: _Call, compare: Callable[[Any, Any], bool]) -> Known
     return replace(both, yes=compare(value.yes, number), no=compare(value.no, number))
 
 
-def _between(dtype: torch.dtype, number: Number) -> bool:
-    """Whether torch would compare in a dtype that is neither the tensor's nor the number's."""
+def _promotes(dtype: torch.dtype, number: Number) -> bool:
+    """Whether torch compares a tensor of ``dtype`` with ``number`` in another dtype."""
     return isinstance(number, float) and not dtype.is_floating_point
 
 
