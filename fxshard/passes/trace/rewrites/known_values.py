@@ -150,7 +150,7 @@ def _product(call: _Call) -> Known | None:
 
 
 def _compared(compare: Callable[[Any, Any], bool], first: int, margin: int) -> Rule:
-    """Of whole numbers: where argument ``first`` - the other one - ``margin`` is at least 0. Of a value of two numbers: ``compare`` of each."""
+    """Of whole numbers: where argument ``first`` - the other one - ``margin`` is at least 0. Of a value of two numbers: of each of them."""
 
     def rule(call: _Call) -> Known | None:
         return _compared_numbers(call, compare) or _reached(call, first, margin)
