@@ -164,6 +164,7 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
         return {}, {}
     if isinstance(plan, Mapping) and plan and all(set(key if isinstance(key, tuple) else (key,)) <= set(names) for key in plan):
         words = {axis: one for axis, one in plan.items() if one is None or isinstance(one, str) or _is_word(one)}
+        read_parallel(words or None, as_mesh(mesh))  # a word that is none is an error here, not at the first call
         return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
     if _is_word(plan):
         return {}, read_parallel(plan, as_mesh(mesh))

@@ -425,6 +425,8 @@ def warned_and_refused() -> None:
     both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     with pytest.raises(fxshard.FxshardError, match=r"styles are for one axis, and the mesh has dp, tp(.|\n)*'tp'"):
         fxshard.parallelize_module(made(), both, LINEAR)
+    with pytest.raises(fxshard.FxshardError, match=r"'fdsp', given for 'dp', is not a word for an axis; did you mean 'fsdp'"):
+        fxshard.parallelize_module(made(), both, {"dp": "fdsp", "tp": LINEAR})
     with pytest.raises(fxshard.FxshardError, match="is not a module's name and a ParallelStyle"):
         styled({"layers.*.up": 3})
     with pytest.raises(fxshard.FxshardError, match=r"the mesh has no axis 'dp'(.|\n)*its axes are tp"):
