@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxshard
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.trace.trace import trace
 from fxshard.plans.plan_data import OpSpec
 from fxshard.runtime.ranks.record import record_collectives
+from fxshard.testing.random_plan import random_graph_plan
 from tests.distributed.scenarios import two_ranks
 from tests.distributed.sizes.test_any_size import same, step
-from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced, ulysses_plan
+from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced, ulysses_plan, with_attention
+from tests.passes.trace.rewrites.test_known_masks import decoder, tokens
 
 pytestmark = pytest.mark.distributed
 
@@ -66,6 +71,26 @@ def ring_of_two_compiled_uneven() -> None:
     assert found
 
 
+class Logits(nn.Module):
+    """A decoder of transformers, which makes its causal mask as a tensor when it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = copy.deepcopy(decoder())
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.decoder(input_ids=ids).logits
+
+
+def ring_of_a_decoder_of_transformers() -> None:
+    args = (tokens(12)["input_ids"],)
+    mesh, model = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",)), Logits()
+    annotated = with_attention(annotate(trace(model, args), fxshard.Mesh({"cp": 2})), ring)
+    single, plan = copy.deepcopy(model), random_graph_plan(annotated, 1, whole_outputs=True)
+    assert "zigzag" in {one.kind for one in plan.collectives}
+    same(fxshard.parallelize(model, args, mesh, plan=plan, compiler="eager", cache=False), single, args)
+
+
 def any_length() -> None:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     torch.manual_seed(0)
@@ -90,5 +115,6 @@ found, test_two_ranks = two_ranks(
     ulysses,
     ring_of_two,
     ring_of_two_compiled_uneven,
+    ring_of_a_decoder_of_transformers,
     any_length,
 )
