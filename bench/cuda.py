@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-DEFAULT = ("perceptron", "convolutions", "llama", "gpt2", "bert", "t5", "vit", "lstm")
+from bench.families import BY_NAME, make
+
+DEFAULT = ("perceptron", "convolutions", "llama", "gpt2", "bert", "t5", "vit", "nn.LSTM")
 HEADERS = ("family", "plan", "kernels", "launches", "calls", "collectives", "spilling", "code bytes", "s", "failures")
 PLANS = (None, 0, 1)
 """The solver's plan, and the seeds of random ones."""
@@ -26,7 +28,6 @@ PLANS = (None, 0, 1)
 
 def rows(name: str, mesh_text: str, target: str) -> list[tuple[Any, ...]]:
     """A row for each plan of a family."""
-    from bench.families import make
     from fxshard.errors import FxshardError
     from fxshard.mesh.mesh import parse_mesh
     from fxshard.passes.annotation.annotate import annotate
@@ -72,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mesh", default="dp=2,tp=2")
     parser.add_argument("--target", default="sm_90")
     chosen = parser.parse_args(arguments)
+    for name in chosen.families:
+        if name not in BY_NAME:
+            parser.error(f"there is no family {name!r}; there are {', '.join(BY_NAME)}")
     table: list[tuple[Any, ...]] = []
     for name in chosen.families:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
