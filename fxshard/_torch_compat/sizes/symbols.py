@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import threading
@@ -336,12 +337,28 @@ def evaluated(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
 
 def surely(condition: Any) -> bool:
     """Whether a condition is known to hold for all sizes; adds no guard."""
-    if isinstance(condition, bool) or statically_known_true(condition):
-        return bool(condition)
+    if isinstance(condition, bool):
+        return condition
+    if statically_known_true(condition):
+        return True
     if not isinstance(condition, torch.SymBool) or not condition.node.expr.has(*EXTREMES):
         return False
     env = condition.node.shape_env
     return env._maybe_evaluate_static(without_extremes(condition.node.expr, env)) == sympy.true
+
+
+def magnitude(number: int | torch.SymInt, of_symbol: int) -> float:
+    """A bound on the absolute value of a sum of products of sizes, each at most ``of_symbol``; infinity for other expressions."""
+    return abs(number) if isinstance(number, int) else _magnitude(number.node.expr, of_symbol)
+
+
+def _magnitude(expr: Any, of_symbol: int) -> float:
+    if expr.is_Integer:
+        return abs(int(expr))
+    if expr.is_Symbol:
+        return of_symbol
+    parts = [_magnitude(part, of_symbol) for part in expr.args]
+    return sum(parts) if expr.is_Add else math.prod(parts) if expr.is_Mul else math.inf
 
 
 def marked_dims(value: torch.Tensor) -> dict[int, tuple[int, int | None]]:

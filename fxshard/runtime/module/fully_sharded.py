@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxshard._torch_compat.fully_shard import (
     is_fully_sharded,
@@ -25,6 +21,7 @@ from fxshard._torch_compat.fully_shard import (
 )
 from fxshard.errors import OptionError, count_text
 from fxshard.mesh.mesh import as_mesh
+from fxshard.runtime.optim.moved_states import layouts_of, states_follow
 from fxshard.runtime.ranks.launch import announce, ends_together, mesh_ranks
 
 TAKEN_OFF = (
@@ -58,6 +55,7 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
             _check_mesh(name, module, device_mesh)
             for what, remedy in more_than_layouts(module):
                 raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
+    before = layouts_of(parameter for module in found.values() for parameter in sharded_parameters(module))
     split = [parameter for module in found.values() for parameter in split_by_two_axes(module)]
     undo = [take_off(module) for module in found.values()]
     try:
@@ -67,26 +65,10 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
         for put_back in reversed(undo):
             put_back()
         raise
+    states_follow(before)
     announce(device_mesh, logging.WARNING, TAKEN_OFF, count_text(len(found), "module"))
     if split:
         announce(device_mesh, logging.WARNING, LAID_OUT_ANEW, count_text(len(split), "parameter"))
-        _lay_out_states(split)
-
-
-def _lay_out_states(parameters: Sequence[DTensor]) -> None:
-    """When an optimiser makes its next step, what it keeps of earlier ones gets the layouts of these parameters."""
-    waiting = {id(parameter): parameter for parameter in parameters}
-
-    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for parameter in [p for group in optimizer.param_groups for p in group["params"] if waiting.pop(id(p), None) is not None]:
-            state = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if isinstance(value, DTensor) and value.shape == parameter.shape:
-                    state[name] = value.redistribute(placements=parameter.placements)
-        if not waiting:
-            hook.remove()
-
-    hook = register_optimizer_step_pre_hook(before_step)
 
 
 def _check_mesh(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:

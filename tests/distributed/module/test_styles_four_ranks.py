@@ -127,19 +127,19 @@ def a_measured_step() -> None:
 
 
 class Halves(nn.Module):
-    """Columns and rows for tensor parallelism."""
+    """Columns and rows for tensor parallelism, and a norm that is not in its plan."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.relu(self.up(x)))
+        return self.down(torch.relu(self.up(self.norm(x))))
 
 
 def fully_sharded_beside_tensor_parallelism() -> None:
-    """Both shard dim 0 of the columns. Afterwards fully_shard's axis shards dim 1, or of a vector dim 0 first; the optimiser's states from
-    before follow. If planning fails, all is as it was."""
+    """Both shard dim 0 of the columns. Afterwards fully_shard shards dim 1, or of a vector dim 0 first, and the norm is on both axes;
+    the optimiser's states from before follow, also those that are loaded later. If planning fails, all is as it was."""
     torch.set_default_dtype(torch.float64)
     device_mesh = mesh()
     model, x = Halves(), torch.randn(8, 6)
@@ -148,21 +148,26 @@ def fully_sharded_beside_tensor_parallelism() -> None:
     fully_shard(model, mesh=device_mesh["dp"])
     held, strided = list(model.parameters()), model.up.weight.placements
     assert type(strided[0]) is not Shard
-    mine, theirs = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, reference))
+    mine, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01, fused=True) for m in (model, reference))
     for _ in range(2):
         step_of(model, rows, mine)
         step_of(reference, x, theirs)
         with pytest.raises(FxshardError, match="matches no"):
             fxshard.parallelize(model, (x,), device_mesh, compiler="eager", pins={"nothing": "R"})
         assert isinstance(model, FSDPModule) and model.up.weight.placements == strided
+    saved = copy.deepcopy((mine.state_dict(), theirs.state_dict()))
     fxshard.parallelize(model, (x,), device_mesh, compiler="eager")
     assert all(p is q for p, q in zip(model.parameters(), held, strict=True))
     assert model.up.weight.placements == (Shard(1), Shard(0)) and model.up.bias.placements == (Shard(0), Shard(0))
-    for _ in range(2):
-        same(step_of(model, x, mine), step_of(reference, x, theirs))
-        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-            same(p.detach(), q.detach())
-            assert mine.state[p]["exp_avg"].placements == p.placements
+    for loaded in (False, True):
+        if loaded:
+            mine.load_state_dict(saved[0])
+            theirs.load_state_dict(saved[1])
+        for _ in range(2):
+            same(step_of(model, x, mine), step_of(reference, x, theirs))
+            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+                same(p.detach(), q.detach())
+                assert mine.state[p]["exp_avg"].placements == p.placements
 
 
 found, test_four_ranks = on_ranks(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fxshard._torch_compat.sizes.symbols import surely
+from fxshard._torch_compat.sizes.symbols import magnitude, surely
 
 Whole = Any
 """An int, perhaps a symbolic one."""
@@ -101,12 +101,9 @@ def _fits(value: Affine, result: torch.Tensor) -> bool:
     """Whether no element wraps around in the dtype of ``result``."""
     if not is_whole(result.dtype) or torch.iinfo(result.dtype).min == 0:
         return False
-    largest = _size(value.start) + sum(abs(step) * _size(size) for step, size in zip(value.steps, result.shape, strict=True))
+    sizes = [size if isinstance(size, int) else LARGEST_SIZE for size in result.shape]
+    largest = magnitude(value.start, LARGEST_SIZE) + sum(abs(step) * size for step, size in zip(value.steps, sizes, strict=True))
     return largest <= torch.iinfo(result.dtype).max
-
-
-def _size(number: Whole) -> int:
-    return abs(number) if isinstance(number, int) else LARGEST_SIZE
 
 
 def is_whole(dtype: torch.dtype) -> bool:
@@ -124,4 +121,7 @@ def as_held(number: Number, dtype: torch.dtype) -> Number | None:
         return int(number) if limits.min <= number <= limits.max else None
     if not dtype.is_floating_point or dtype.itemsize < 2:
         return None
-    return float(torch.tensor(float(number), dtype=torch.float64, device="cpu").to(dtype).item())
+    if not isinstance(number, float) and not -(2**63) <= number < 2**63:
+        return None
+    exact = torch.float64 if isinstance(number, float) else torch.int64
+    return float(torch.tensor(number, dtype=exact, device="cpu").to(dtype).item())

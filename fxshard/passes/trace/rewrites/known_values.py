@@ -189,7 +189,7 @@ def _compared_numbers(call: _Call, compare: Callable[[Any, Any], bool]) -> Known
     if (isinstance(second, fx.Node) and is_tensor(second) and second.meta["val"].dtype != dtype) or _promotes(dtype, other.yes):
         return None
     number = other.yes if dtype == torch.bool else as_held(other.yes, dtype)
-    if number is None:
+    if number is None or number != other.yes:  # a device may round it, or compare in a wider dtype
         return None
     both = _broadcast(value, call.dims)
     assert isinstance(both, Where)
@@ -202,10 +202,16 @@ def _promotes(dtype: torch.dtype, number: Number) -> bool:
 
 
 def _holds_scalar(call: _Call) -> bool:
-    """Whether a number among the operands is one that the other operand's dtype holds; torch would wrap it around."""
+    """Whether torch compares what is given: it casts a number, and a tensor of no dims, to the dtype of a tensor that has some."""
     tensors = [n.meta["val"] for n in call.node.args if isinstance(n, fx.Node) and is_tensor(n)]
-    numbers = [n for n in map(call.arg, range(2)) if isinstance(n, int)]
-    return all(as_held(number, tensor.dtype) is not None and is_whole(tensor.dtype) for number in numbers for tensor in tensors)
+    if len({t.dim() == 0 for t in tensors}) > 1 and len({t.dtype for t in tensors}) > 1:
+        return False
+    numbers = [n for n in map(call.arg, range(2)) if isinstance(n, int | torch.SymInt)]
+    return all(_holds(tensor.dtype, number) for number in numbers for tensor in tensors)
+
+
+def _holds(dtype: torch.dtype, number: Whole) -> bool:
+    return dtype == torch.int64 if isinstance(number, torch.SymInt) else is_whole(dtype) and as_held(number, dtype) is not None
 
 
 def _and(call: _Call) -> Known | None:
@@ -278,7 +284,12 @@ def _repeated(call: _Call) -> Known | None:
     """Along dims on which nothing depends."""
     times = call.node.args[1]
     along = [dim for dim, count in enumerate(times) if not isinstance(count, int) or count != 1]
-    return _along(call.value(0), lambda one: wide if not any((wide := one.over(call.dims)).steps[dim] for dim in along) else None)
+
+    def change(one: Affine) -> Affine | None:
+        wide = one.over(call.dims)
+        return None if any(wide.steps[dim] for dim in along) else wide
+
+    return _along(call.value(0), change)
 
 
 def _reshaped(call: _Call) -> Known | None:

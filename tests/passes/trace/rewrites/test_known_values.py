@@ -104,6 +104,8 @@ KNOWN: dict[str, tuple[Callable[[], Tensor], Known]] = {
     "indices": (lambda: torch.arange(9)[columns()] <= torch.arange(9)[rows()], CAUSAL),
     "a mask by indices": (lambda: torch.ones(9, 9, dtype=torch.bool).tril()[rows(), columns()], CAUSAL),
     "repeated": (lambda: torch.arange(5).repeat(5, 1) <= rows(), CAUSAL),
+    "repeated once": (lambda: torch.arange(5).repeat(1, 1) <= rows(), CAUSAL),
+    "rounded once": (lambda: torch.full((2,), 2**60 + 2**36 + 1).to(torch.float32), Where((), float(2**60 + 2**37), float(2**60 + 2**37))),
     "counted": (lambda: (ones(torch.int64).cumsum(1) - 1) <= 1 * rows(), CAUSAL),
     "the last query sees all": (lambda: columns() <= rows(1, 4), EVERYWHERE),
     "one sequence": (one_sequence, EVERYWHERE),
@@ -136,6 +138,9 @@ UNKNOWN: dict[str, Callable[[], Tensor]] = {
     "a number that wraps around": lambda: rows(dtype=torch.int32) - columns(dtype=torch.int32) < HUGE,
     "a number that wraps around, in bytes": lambda: torch.zeros(1, 5, dtype=torch.uint8) > -1,
     "a constant that wraps around": lambda: torch.full((5,), 250, dtype=torch.uint8) + 10 > 200,
+    "a tensor without dims that wraps around": lambda: torch.arange(5, dtype=torch.int32) < torch.full((), HUGE),
+    "another one": lambda: torch.full((5,), 0, dtype=torch.uint8) < torch.full((), -1),
+    "rounded when compared": lambda: torch.full((5,), 0.1, dtype=torch.bfloat16) == 0.1,
     "casts that wrap around": lambda: (torch.arange(5) + 2**32).to(torch.int32) > 100,
     "a constant cast that wraps around": lambda: torch.full((5, 5), 2**32).to(torch.int32) > 0,
     "cut to a whole number": lambda: torch.full((5, 5), 0.5).long(),
@@ -158,9 +163,17 @@ def test_others_are_unknown(name: str) -> None:
     assert check(UNKNOWN[name]) is None
 
 
-def test_sizes_rounded_by_a_dtype_are_unknown() -> None:
-    module = make_fx(lambda x: torch.full((2,), x.shape[0], dtype=torch.bfloat16), tracing_mode="symbolic")(torch.zeros(300))
-    assert not known_values(n for n in module.graph.nodes if n.op == "call_function" and isinstance(n.meta["val"], Tensor))
+OF_A_SIZE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounded": lambda x: torch.full((2,), x.shape[0], dtype=torch.bfloat16),
+    "compared in bytes": lambda x: torch.arange(3, dtype=torch.int8) < x.shape[0] + 3,
+    "wraps around": lambda x: torch.full((3,), x.shape[0] + 1) + sys.maxsize,
+}
+
+
+@pytest.mark.parametrize("name", OF_A_SIZE)
+def test_what_a_dtype_may_make_of_a_size_is_unknown(name: str) -> None:
+    module = make_fx(OF_A_SIZE[name], tracing_mode="symbolic")(torch.zeros(100))
+    assert module.graph.output_node().args[0] not in known_values(n for n in module.graph.nodes if n.op == "call_function")
 
 
 numbers = st.integers(-3, 3)

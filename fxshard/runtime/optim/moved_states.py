@@ -1,0 +1,59 @@
+"""What optimisers keep of earlier steps follows parameters that ``parallelize`` has moved to another layout or mesh.
+
+torch combines DTensors of one mesh in whatever layouts they are, at the price of a redistribution in each step, but not of two meshes, and
+``fused`` optimisers take the local pieces as they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+Layouts = dict[int, tuple[DTensor, Any]]
+"""Id of a parameter -> (the parameter, its mesh and placements)."""
+_moved = WeakIdKeyDictionary()
+"""Parameters that were moved. Its keys say all."""
+
+
+def layouts_of(parameters: Iterable[nn.Parameter]) -> Layouts:
+    """The layouts of those that are DTensors."""
+    return {id(p): (p, (p.device_mesh, p.placements)) for p in parameters if isinstance(p, DTensor)}
+
+
+def states_follow(before: Layouts) -> None:
+    """From now on, each optimiser that steps brings its states of the parameters moved since ``before`` to their layouts, also states that
+    it loads later.
+
+    All ranks must step such an optimiser: moving communicates."""
+    moved = [p for p, layout in before.values() if (p.device_mesh, p.placements) != layout]
+    for parameter in moved:
+        _moved[parameter] = True
+        _watch_steps()
+
+
+@functools.cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for parameter in [p for group in optimizer.param_groups for p in group["params"] if p in _moved]:
+        state = optimizer.state.get(parameter, {})
+        for name, value in state.items():
+            if isinstance(value, DTensor) and value.shape == parameter.shape:
+                state[name] = _like(value, parameter)
+
+
+@torch.no_grad()
+def _like(value: DTensor, parameter: DTensor) -> DTensor:
+    if value.device_mesh != parameter.device_mesh:
+        return distribute_tensor(value.full_tensor(), parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return value if value.placements == parameter.placements else value.redistribute(placements=parameter.placements)
