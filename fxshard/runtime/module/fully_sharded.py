@@ -59,7 +59,8 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
     split = [parameter for module in found.values() for parameter in split_by_two_axes(module)]
     undo = [take_off(module) for module in found.values()]
     try:
-        undo += map(lay_out_anew, split)
+        for parameter in split:
+            undo.append(lay_out_anew(parameter))
         yield
     except BaseException:
         for put_back in reversed(undo):

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 Layouts = dict[int, tuple[DTensor, Any]]
 """Id of a parameter -> (the parameter, its mesh and placements)."""
 _moved = WeakIdKeyDictionary()
-"""Parameters that were moved. Its keys say all."""
+"""The parameters that were moved, as keys."""
 
 
 def layouts_of(parameters: Iterable[nn.Parameter]) -> Layouts:
@@ -30,9 +30,8 @@ def layouts_of(parameters: Iterable[nn.Parameter]) -> Layouts:
 
 def states_follow(before: Layouts) -> None:
     """From now on, each optimiser that steps brings its states of the parameters moved since ``before`` to their layouts, also states that
-    it loads later.
-
-    All ranks must step such an optimiser: moving communicates."""
+    it loads later. All ranks must step such an optimiser: moving communicates.
+    """
     moved = [p for p, layout in before.values() if (p.device_mesh, p.placements) != layout]
     for parameter in moved:
         _moved[parameter] = True
