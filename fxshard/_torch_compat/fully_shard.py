@@ -65,7 +65,7 @@ def more_than_layouts(module: Any) -> Iterator[tuple[str, str]]:
 
 
 def split_by_two_axes(module: Any) -> list[DTensor]:
-    """The parameters of which ``fully_shard`` of ``module`` cuts a dim that tensor parallelism cuts first (``_StridedShard``)."""
+    """The parameters of which ``fully_shard`` of ``module`` shards a dim that tensor parallelism shards first (``_StridedShard``)."""
     return [p for p in sharded_parameters(module) if any(type(placement) is _StridedShard for placement in p.placements)]
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
@@ -53,22 +53,22 @@ def run_scenarios(scenarios: Mapping[str, Scenario], world: int, folder: Path, s
     return {name: _said(name, [process.exitcode for process in processes], folder) for name in scenarios}
 
 
-def on_ranks(world: int, *scenarios: Scenario, slow: Sequence[Scenario] = ()) -> tuple[Any, Any]:
+def on_ranks(world: int, *scenarios: Scenario) -> tuple[Any, Any]:
     """Makes the fixture and the test of a module: ``found, test_four_ranks = on_ranks(4, ...)``. Each scenario is one test case.
 
-    The processes run only what is selected (``-k``, ``-m``). ``slow``: further ones, for ``make slow``.
+    The processes run only what is selected (``-k``, ``-m``).
     """
-    return cases_on_ranks(world, {scenario.__name__: scenario for scenario in (*scenarios, *slow)}, {one.__name__ for one in slow})
+    return cases_on_ranks(world, {scenario.__name__: scenario for scenario in scenarios})
 
 
-def cases_on_ranks(world: int, named: Mapping[str, Scenario], slow: Collection[str] = (), seconds: float = 300.0) -> tuple[Any, Any]:
+def cases_on_ranks(world: int, named: Mapping[str, Scenario], seconds: float = 300.0) -> tuple[Any, Any]:
     """As ``on_ranks``, for scenarios by their names. ``seconds``: the time for all of them."""
 
     @pytest.fixture(scope="module")
     def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         return run_scenarios(selected(named, request), world, tmp_path_factory.mktemp("ranks"), seconds)
 
-    @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in named])
+    @pytest.mark.parametrize("name", named)
     def test_ranks(name: str, found: dict[str, str]) -> None:
         assert not found[name], found[name]
 
@@ -82,9 +82,9 @@ def selected(scenarios: Mapping[str, Scenario], request: pytest.FixtureRequest) 
     return {name: scenario for name, scenario in scenarios.items() if name in wanted}
 
 
-def two_ranks(*scenarios: Scenario, slow: Sequence[Scenario] = ()) -> tuple[Any, Any]:
+def two_ranks(*scenarios: Scenario) -> tuple[Any, Any]:
     """``on_ranks`` with two."""
-    return on_ranks(2, *scenarios, slow=slow)
+    return on_ranks(2, *scenarios)
 
 
 def run_command(body: Callable[[], int], folder: Path, seconds: float = 300.0) -> tuple[int | None, str, str]:

@@ -21,7 +21,6 @@ from fxshard._torch_compat.fully_shard import (
 )
 from fxshard.errors import OptionError, count_text
 from fxshard.mesh.mesh import as_mesh
-from fxshard.runtime.optim.moved_states import layouts_of, states_follow
 from fxshard.runtime.ranks.launch import announce, ends_together, mesh_ranks
 
 TAKEN_OFF = (
@@ -29,14 +28,14 @@ TAKEN_OFF = (
     "equal on all ranks, and the loss is that of the whole batch; pass a rank's own rows with fxshard.local_batch"
 )
 
-LAID_OUT_ANEW = "fully_shard cut a dim of %s that tensor parallelism cuts too; it shards another dim now, which plans gather in one step"
+LAID_OUT_ANEW = "fully_shard and tensor parallelism sharded one dim of %s; fully_shard's axis shards another now, where there is one"
 
 
 @contextmanager
 def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: float) -> Iterator[None]:
     """Undoes ``fully_shard`` on ``model`` and its submodules, for good if the block succeeds; if it raises, all is put back.
-    Parameters, and what optimisers hold, stay the same DTensors; of those that tensor parallelism cuts along the same dim, another dim is
-    sharded (``lay_out_anew``).
+    Parameters, and what optimisers hold, stay the same DTensors; of those that tensor parallelism shards along the same dim, another dim
+    is sharded (``lay_out_anew``).
 
     ``timeout``: seconds to wait for other ranks. Raises OptionError, before anything changes, for another mesh, and if ``fully_shard`` was
     asked for what no plan takes over; RunError, with that reason, on ranks that have none of their own.
@@ -55,7 +54,6 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
             _check_mesh(name, module, device_mesh)
             for what, remedy in more_than_layouts(module):
                 raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
-    before = layouts_of(parameter for module in found.values() for parameter in sharded_parameters(module))
     split = [parameter for module in found.values() for parameter in split_by_two_axes(module)]
     undo = [take_off(module) for module in found.values()]
     try:
@@ -66,10 +64,14 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
         for put_back in reversed(undo):
             put_back()
         raise
-    states_follow(before)
     announce(device_mesh, logging.WARNING, TAKEN_OFF, count_text(len(found), "module"))
     if split:
         announce(device_mesh, logging.WARNING, LAID_OUT_ANEW, count_text(len(split), "parameter"))
+
+
+def fully_sharded_parameters(model: nn.Module) -> list[torch.Tensor]:
+    """The parameters that ``fully_shard`` shards, also while their modules hold whole ones."""
+    return [p for module in model.modules() if is_fully_sharded(module) for p in sharded_parameters(module)]
 
 
 def _check_mesh(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:

@@ -61,7 +61,7 @@ from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.compile.compiler_check import start_compiler_check
 from fxshard.runtime.module.accumulation import Accumulation
 from fxshard.runtime.module.call import Call, opened
-from fxshard.runtime.module.fully_sharded import without_fully_shard
+from fxshard.runtime.module.fully_sharded import fully_sharded_parameters, without_fully_shard
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, original_forward, same_hooks
@@ -71,7 +71,7 @@ from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
 from fxshard.runtime.module.several_sizes import sampled_sizes, unused_sizes_text, warn_beyond_limit
 from fxshard.runtime.module.shard_arguments import ShardArguments
-from fxshard.runtime.optim.moved_states import layouts_of, states_follow
+from fxshard.runtime.optim.moved_states import states_follow
 from fxshard.runtime.rank_graph.bind import bind, mesh_device
 from fxshard.runtime.ranks.compared_fields import Fields, debug_field, mesh_fields, rule_fields, shape_fields, weight_fields
 from fxshard.runtime.ranks.launch import (
@@ -153,14 +153,14 @@ def shard_module(
             "offload",
         )
         check_unused(plan, **{name: getattr(settings, name) or None for name in decided})
-    args, kwargs, before = tuple(example_args), dict(example_kwargs or {}), layouts_of(model.parameters())
-    with without_fully_shard(model, device_mesh, settings.timeout):
+    args, kwargs = tuple(example_args), dict(example_kwargs or {})
+    following = states_follow((*model.parameters(), *fully_sharded_parameters(model)))
+    with following, without_fully_shard(model, device_mesh, settings.timeout):
         if settings.compiler == "inductor" and device_mesh.device_type == "cpu":
             with timed("ask the compiler"):
                 start_compiler_check(settings.cache)
         forward = ShardedForward(model, device_mesh, settings, tuple(open_parameters))
         forward.prepare(args, kwargs, mode_of(train, plan), plan)
-    states_follow(before)
     accept_full_values(model)
     refuse_shared_memory()
     model.forward = forward

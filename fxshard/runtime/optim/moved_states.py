@@ -7,35 +7,31 @@ torch combines DTensors of one mesh in whatever layouts they are, at the price o
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-Layouts = dict[int, tuple[DTensor, Any]]
-"""Id of a parameter -> (the parameter, its mesh and placements)."""
 _moved = WeakIdKeyDictionary()
 """The parameters that were moved, as keys."""
 
 
-def layouts_of(parameters: Iterable[nn.Parameter]) -> Layouts:
-    """The layouts of those that are DTensors."""
-    return {id(p): (p, (p.device_mesh, p.placements)) for p in parameters if isinstance(p, DTensor)}
-
-
-def states_follow(before: Layouts) -> None:
-    """From now on, each optimiser that steps brings its states of the parameters moved since ``before`` to their layouts, also states that
-    it loads later. All ranks must step such an optimiser: moving communicates.
+@contextmanager
+def states_follow(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """After the block, each optimiser that steps brings its states of those DTensors that the block has moved to their layouts, also states
+    that it loads later. All ranks must step such an optimiser: moving communicates. If the block raises, nothing follows.
     """
-    moved = [p for p, layout in before.values() if (p.device_mesh, p.placements) != layout]
-    for parameter in moved:
-        _moved[parameter] = True
-        _watch_steps()
+    before = [(p, p.device_mesh, p.placements) for p in parameters if isinstance(p, DTensor)]
+    yield
+    for parameter, mesh, placements in before:
+        if (parameter.device_mesh, parameter.placements) != (mesh, placements):
+            _moved[parameter] = True
+            _watch_steps()
 
 
 @functools.cache

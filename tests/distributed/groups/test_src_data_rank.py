@@ -19,7 +19,7 @@ from fxshard.errors import OptionError, RunError
 from fxshard.layout.layouts import Layout
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.parameters import shard_parameters
-from tests.distributed.scenarios import on_ranks
+from tests.distributed.scenarios import cases_on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -163,4 +163,4 @@ SCENARIOS = (
 )
 
 
-found, test_on_four_ranks = on_ranks(4, *SCENARIOS)
+found, test_on_four_ranks = cases_on_ranks(4, {s.__name__: s for s in SCENARIOS}, seconds=120)

@@ -53,6 +53,10 @@ class Where:
     yes: Number
     no: Number
 
+    def over(self, dims: int) -> Where:
+        """The same value broadcast to ``dims`` dims."""
+        return replace(self, reached=tuple(one.over(dims) for one in self.reached))
+
 
 Known = Affine | Where
 

@@ -191,9 +191,7 @@ def _compared_numbers(call: _Call, compare: Callable[[Any, Any], bool]) -> Known
     number = other.yes if dtype == torch.bool else as_held(other.yes, dtype)
     if number is None or number != other.yes:  # a device may round it, or compare in a wider dtype
         return None
-    both = _broadcast(value, call.dims)
-    assert isinstance(both, Where)
-    return replace(both, yes=compare(value.yes, number), no=compare(value.no, number))
+    return replace(value.over(call.dims), yes=compare(value.yes, number), no=compare(value.no, number))
 
 
 def _promotes(dtype: torch.dtype, number: Number) -> bool:
@@ -226,7 +224,7 @@ def _mask(value: Known | None, dims: int) -> Where | None:
     if not value.reached:
         return Where(() if value.yes else (Affine(-1, (0,) * dims),), True, False)
     turned = value if value.yes else opposite(value)
-    return None if turned is None else _broadcast(turned, dims)  # type: ignore[return-value]
+    return None if turned is None else turned.over(dims)
 
 
 def _not(call: _Call) -> Known | None:
@@ -273,7 +271,7 @@ def _along(value: Known | None, change: Callable[[Affine], Affine | None]) -> Kn
 
 
 def _broadcast(value: Known | None, dims: int) -> Known | None:
-    return _along(value, lambda one: one.over(dims))
+    return None if value is None else value.over(dims)
 
 
 def _expanded(call: _Call) -> Known | None:

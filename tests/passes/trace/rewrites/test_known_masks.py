@@ -45,7 +45,8 @@ class Masked(nn.Module):
 
 def operands(queries: int, keys: int) -> tuple[Tensor, Tensor]:
     make = torch.Generator().manual_seed(queries)
-    return tuple(torch.randn(2, 2, n, 4, dtype=torch.float64, generator=make) for n in (queries, keys))  # type: ignore[return-value]
+    q, k = (torch.randn(2, 2, n, 4, dtype=torch.float64, generator=make) for n in (queries, keys))
+    return q, k
 
 
 def attention(graph: PlanningGraph) -> list[tuple[Any, Any]]:

@@ -139,7 +139,7 @@ UNKNOWN: dict[str, Callable[[], Tensor]] = {
     "a number that wraps around, in bytes": lambda: torch.zeros(1, 5, dtype=torch.uint8) > -1,
     "a constant that wraps around": lambda: torch.full((5,), 250, dtype=torch.uint8) + 10 > 200,
     "a tensor without dims that wraps around": lambda: torch.arange(5, dtype=torch.int32) < torch.full((), HUGE),
-    "another one": lambda: torch.full((5,), 0, dtype=torch.uint8) < torch.full((), -1),
+    "a tensor without dims that wraps around, in bytes": lambda: torch.full((5,), 0, dtype=torch.uint8) < torch.full((), -1),
     "rounded when compared": lambda: torch.full((5,), 0.1, dtype=torch.bfloat16) == 0.1,
     "casts that wrap around": lambda: (torch.arange(5) + 2**32).to(torch.int32) > 100,
     "a constant cast that wraps around": lambda: torch.full((5, 5), 2**32).to(torch.int32) > 0,
