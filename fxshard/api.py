@@ -19,7 +19,7 @@ from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.ops.random import GENERATORS
 from fxshard.passes.after_lowering.optimise import check_without
 from fxshard.passes.lowering.at_sizes import program_at
-from fxshard.passes.pipeline import Compilation, Request, lower_plan, make_plan, trace_model
+from fxshard.passes.pipeline import Request, lower_plan, trace_model
 from fxshard.passes.planning.origin import Origin
 from fxshard.passes.planning.sizes_of_plan import check_legal
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mixed_precision, check_runs
@@ -35,6 +35,7 @@ from fxshard.runtime.ahead.compile_ahead import BACKENDS, compile_ahead
 from fxshard.runtime.calls.inputs import local_batch
 from fxshard.runtime.calls.options import check_choice, check_flag, check_pins, check_plan, check_unused, with_known_options
 from fxshard.runtime.exported import ExportedProgram, as_planned, lower_for_sizes
+from fxshard.runtime.module.distributed_already import check_whole_weights, plan_as_held, traced_as_held
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.simulate.reductions import check_reduction
@@ -68,8 +69,10 @@ def plan(
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
-    Needs no process group, no GPU and no weights in memory (a model on meta will do). A norm or softmax is traced as several operators,
-    which are planned as one unit: the certificate covers only plans in which all of them read a value in the same layout.
+    Needs no process group, no GPU and no weights in memory (a model on meta will do). DTensors among the model's parameters and buffers and
+    among the arguments keep their layouts, as in ``parallelize``, torch's ``fully_shard`` included; nothing is sent, and the model stays as
+    it is. A norm or softmax is traced as several operators, which are planned as one unit: the certificate covers only plans in which all
+    of them read a value in the same layout.
 
     Args:
         input_layouts: layouts of tensor inputs: one for all, a sequence in order, or a mapping by name (``"args[0]"``,
@@ -110,9 +113,9 @@ def plan(
 
     Raises:
         TraceError: the model cannot be traced to one graph. ConstraintError: a name matches nothing, or constraints contradict each other.
-        LayoutError: an invalid layout. SizesError: no plan serves the sizes of the dynamic dims.
+        LayoutError: an invalid layout. SizesError: no plan serves the sizes of the dynamic dims. OptionError: a DTensor on another mesh.
     """
-    check_call(model, example_args)
+    check_call(model, example_args, fsdp2=True)
     check_pins(pins)
     dims = dynamic_dims(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     request = Request(
@@ -135,7 +138,7 @@ def plan(
         parallel=read_parallel(parallel, as_mesh(mesh)),
         offload=read_offload(offload),
     )
-    state = make_plan(Compilation(as_mesh(mesh), request), dump)
+    state = plan_as_held(request, mesh, dump)
     assert state.plan is not None and state.annotated is not None and state.constraints is not None
     return state.plan.made_by(
         Origin(state.annotated, state.constraints, objective, time_limit, state.formulation, state.session, state.cached)
@@ -143,6 +146,8 @@ def plan(
 
 
 _make_plan = plan
+PLAIN = "give the plain model, and the layouts as pins= or parallel="
+LOWERED = "simulate fxshard.lower(model, args, plan) with weights={name: whole tensor}, or give the plain model"
 
 
 def diff(before: ShardingPlan, after: ShardingPlan) -> Comparison:
@@ -173,13 +178,13 @@ def lower(
     ``rng``: with ``"fxshard"``, random numbers do not depend on the mesh; with ``"torch"``, torch's generator draws each shard separately.
     ``mixed_precision``, ``dynamic_shapes``: as the plan was made with; the program serves all sizes of the dynamic dims.
     """
-    check_call(model, example_args)
+    check_call(model, example_args, fsdp2=True)
     check_plan(plan)
     check_runs(check_mixed_precision(mixed_precision))
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     dims = dynamic_dims(model, args, kwargs, dynamic_shapes)
     request = Request(model, args, kwargs, plan.train, mixed_precision=mixed_precision, dynamic=dims)
-    return lower_plan(trace_model(request, plan.mesh, dump), plan, dump, rng, without)
+    return lower_plan(traced_as_held(request, plan.mesh, dump), plan, dump, rng, without)
 
 
 @with_known_options
@@ -230,7 +235,8 @@ def export(
     ``rng`` and ``without`` are those of ``lower``, all other arguments and errors those of ``plan``. A ``plan`` must have been made with
     the same ``train``; layouts, pins, limits, ``example_sizes`` or an ``optimizer`` beside it raise OptionError.
     """
-    check_call(model, example_args)
+    check_call(model, example_args, fsdp2=True)
+    check_whole_weights(model, PLAIN)
     check_pins(pins)
     check_flag("even", even)
     check_flag("train", train)
@@ -335,6 +341,8 @@ class Simulate:
             that differ, tensors of other shapes or dtypes than the example's, or tensors without memory.
         """
         check_reduction(reduction)
+        if isinstance(model_or_program, nn.Module):
+            check_whole_weights(model_or_program, LOWERED)
         check_runs(check_mixed_precision(mixed_precision))
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
         lowered = program_at(lowered, sizes_of_call(lowered, args, kwargs))

@@ -69,12 +69,9 @@ def split_by_two_axes(module: Any) -> list[DTensor]:
     return [p for p in sharded_parameters(module) if any(type(placement) is _StridedShard for placement in p.placements)]
 
 
-def lay_out_anew(parameter: DTensor) -> Callable[[], None]:
-    """Moves ``_StridedShard`` to another dim, the largest that no axis shards, so that a gather on its axis is one step; of a vector, which
-    has no other, the first axis cuts first, as for other DTensors. The parameter stays the same object. Returns what puts it back.
-
-    All ranks of the mesh must call it: it communicates.
-    """
+def placements_anew(parameter: DTensor) -> tuple[Placement, ...]:
+    """The placements of ``parameter`` with ``_StridedShard`` moved to another dim, the largest that no axis shards, so that a gather on its
+    axis is one step; of a vector, which has no other, the first axis cuts first, as for other DTensors."""
     taken = {p.dim for p in parameter.placements if isinstance(p, Shard | _StridedShard) and type(p) is not _StridedShard}
     placements: list[Placement] = []
     for placement in parameter.placements:
@@ -83,8 +80,16 @@ def lay_out_anew(parameter: DTensor) -> Callable[[], None]:
             placement = Shard(max(free, key=lambda dim: parameter.shape[dim]))
             taken.add(placement.dim)
         placements.append(placement)
+    return tuple(placements)
+
+
+def lay_out_anew(parameter: DTensor) -> Callable[[], None]:
+    """Moves ``parameter`` to ``placements_anew``. It stays the same object. Returns what puts it back.
+
+    All ranks of the mesh must call it: it communicates.
+    """
     before = parameter._spec, parameter._local_tensor
-    moved = parameter.detach().redistribute(placements=placements)
+    moved = parameter.detach().redistribute(placements=placements_anew(parameter))
     parameter._spec, parameter._local_tensor = moved._spec, moved._local_tensor
 
     def put_back() -> None:

@@ -25,6 +25,7 @@ from fxshard.pipelines.schedule import bubble, in_flight, stages_of_rank, step_t
 from fxshard.pipelines.split import split_layers
 from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.runtime.calls.options import with_known_options
+from fxshard.runtime.module.distributed_already import check_whole_weights
 from fxshard.text_table import fitted
 
 
@@ -152,6 +153,7 @@ def plan_pipeline(
         the memory limit. TraceError: torch.export cannot export the model.
     """
     check_call(model, mb_args)
+    check_whole_weights(model, "give the plain model; for the other axes, say parallel=")
     whole_mesh = as_mesh(mesh)
     check_axis(whole_mesh, axis, microbatches, schedule)
     check_modules(model)

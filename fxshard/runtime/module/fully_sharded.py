@@ -1,26 +1,28 @@
-"""Modules of torch's FSDP2: ``parallelize`` takes ``fully_shard`` off and keeps the parameters as they are."""
+"""Modules of torch's FSDP2: ``parallelize`` takes ``fully_shard`` off and keeps the parameters as they are; planning sets it aside."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat.fully_shard import (
     is_fully_sharded,
     lay_out_anew,
     more_than_layouts,
+    placements_anew,
     sharded_from_outside,
     sharded_parameters,
     split_by_two_axes,
     take_off,
 )
 from fxshard.errors import OptionError, count_text
-from fxshard.mesh.mesh import as_mesh
+from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.runtime.ranks.launch import announce, ends_together, mesh_ranks
 
 TAKEN_OFF = (
@@ -40,20 +42,12 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
     ``timeout``: seconds to wait for other ranks. Raises OptionError, before anything changes, for another mesh, and if ``fully_shard`` was
     asked for what no plan takes over; RunError, with that reason, on ranks that have none of their own.
     """
-    found = {name or "the model": module for name, module in model.named_modules() if is_fully_sharded(module)}
-    others = sharded_from_outside(model)
-    if not found and not others:
+    found = _found(model)
+    if not found and not sharded_from_outside(model):
         yield
         return
     with ends_together("take fully_shard off", ranks=mesh_ranks(device_mesh), timeout=timeout):
-        for name in others:
-            what = f"the parameters of {name or 'the model'} belong to a fully_shard of modules that are not all given"
-            remedy = "parallelize the module that holds all of them, or call fully_shard on this one alone first"
-            raise OptionError(what, where=name, remedy=remedy)
-        for name, module in found.items():
-            _check_mesh(name, module, device_mesh)
-            for what, remedy in more_than_layouts(module):
-                raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
+        _check(model, found, device_mesh)
     split = [parameter for module in found.values() for parameter in split_by_two_axes(module)]
     undo = [take_off(module) for module in found.values()]
     try:
@@ -69,21 +63,55 @@ def without_fully_shard(model: nn.Module, device_mesh: DeviceMesh, timeout: floa
         announce(device_mesh, logging.WARNING, LAID_OUT_ANEW, count_text(len(split), "parameter"))
 
 
+@contextmanager
+def fully_shard_set_aside(model: nn.Module, mesh: Mesh | DeviceMesh) -> Iterator[dict[int, tuple[Placement, ...]]]:
+    """Undoes ``fully_shard`` on ``model`` while the block runs, so that it can be traced; nothing is sent, and no parameter moves.
+
+    Yields the placements to which ``without_fully_shard`` would move parameters, by their ids. Raises OptionError as that does.
+    """
+    found = _found(model)
+    _check(model, found, mesh)
+    moved = {id(p): placements_anew(p) for module in found.values() for p in split_by_two_axes(module)}
+    with ExitStack() as put_back:
+        for module in found.values():
+            put_back.callback(take_off(module))
+        yield moved
+
+
 def fully_sharded_parameters(model: nn.Module) -> list[torch.Tensor]:
     """The parameters that ``fully_shard`` shards, also while their modules hold whole ones."""
     return [p for module in model.modules() if is_fully_sharded(module) for p in sharded_parameters(module)]
 
 
-def _check_mesh(name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
-    for own in {parameter.device_mesh for parameter in sharded_parameters(module)}:
-        if not _is_part(own, device_mesh):
-            what = f"fully_shard of {name} is on {own}, which is no part of {device_mesh}"
-            raise OptionError(what, where=name, remedy="give parallelize the same mesh, or one of which it is a part, by names of axes")
+def _found(model: nn.Module) -> dict[str, nn.Module]:
+    return {name or "the model": module for name, module in model.named_modules() if is_fully_sharded(module)}
 
 
-def _is_part(part: DeviceMesh, device_mesh: DeviceMesh) -> bool:
-    """Whether ``part`` has axes of ``device_mesh``, in their order and with the same ranks, on the same kind of device."""
-    axes, known = as_mesh(part).axis_names, as_mesh(device_mesh).axis_names
-    if axes != tuple(axis for axis in known if axis in axes) or part.device_type != device_mesh.device_type:
+def _check(model: nn.Module, found: Mapping[str, nn.Module], mesh: Mesh | DeviceMesh) -> None:
+    for name in sharded_from_outside(model):
+        what = f"the parameters of {name or 'the model'} belong to a fully_shard of modules that are not all given"
+        remedy = "give the module that holds all of them, or call fully_shard on this one alone first"
+        raise OptionError(what, where=name, remedy=remedy)
+    for name, module in found.items():
+        for own in {parameter.device_mesh for parameter in sharded_parameters(module)}:
+            check_part(own, mesh, f"fully_shard of {name}", name)
+        for what, remedy in more_than_layouts(module):
+            raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
+
+
+def check_part(own: DeviceMesh, mesh: Mesh | DeviceMesh, what: str, where: str) -> None:
+    """Raises OptionError unless ``own``, the mesh of ``what``, has axes of ``mesh``, in their order; with the same ranks and on the same
+    kind of device if ``mesh`` has ranks, else of the same sizes."""
+    if not _is_part(own, mesh):
+        remedy = "give the same mesh, or one of which it is a part, by names of axes"
+        raise OptionError(f"{what} is on {own}, which is no part of {mesh}", where=where, remedy=remedy)
+
+
+def _is_part(part: DeviceMesh, mesh: Mesh | DeviceMesh) -> bool:
+    mine, whole = as_mesh(part), as_mesh(mesh)
+    if mine.axis_names != tuple(axis for axis in whole.axis_names if axis in mine.axis_names):
         return False
-    return torch.equal(part.mesh, device_mesh.mesh if axes == known else device_mesh[axes].mesh)
+    if isinstance(mesh, Mesh):
+        return all(mine.shape[mine.axis(axis)] == whole.shape[whole.axis(axis)] for axis in mine.axis_names)
+    of_mesh = mesh if mine.axis_names == whole.axis_names else mesh[mine.axis_names]
+    return part.device_type == mesh.device_type and torch.equal(part.mesh, of_mesh.mesh)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -17,6 +17,7 @@ from fxshard._torch_compat.dtensor.packed import keep_packed
 from fxshard._torch_compat.dtensor.shards import become_parameter
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
+from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.plans.offload import PARAMETERS
@@ -56,10 +57,18 @@ def layout_on(parameter: DTensor, mesh: Mesh) -> Layout:
     return Layout(known.get(name, Replicate()) for name in mesh.axis_names)
 
 
-def layout_or_part(parameter: DTensor, mesh: Mesh) -> Layout | dict[str, Placement]:
-    """The layout of a parameter, or its placements by axis if it is on a part of ``mesh``: the other axes are open."""
-    known = placements_by_axis(parameter)
-    return Layout(parameter.placements) if set(known) == set(mesh.axis_names) else known
+def held_parameters(model: nn.Module, graph: PlanningGraph) -> dict[str, DTensor]:
+    """The parameters that are DTensors, by each of their names that ``graph`` has."""
+    known = {end.name for end in graph.inputs} | set(graph.aliases)
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if name in known and isinstance(parameter, DTensor)}
+
+
+def layout_or_part(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement] | None = None) -> Layout | dict[str, Placement]:
+    """The layout of a DTensor, or its placements by axis if it is on a part of ``mesh``: the other axes are open. ``placements``: those
+    that it will have, if others than now."""
+    known = dict(zip(as_mesh(tensor.device_mesh).axis_names, placements or tensor.placements, strict=True))
+    return Layout(known.values()) if set(known) == set(mesh.axis_names) else known
 
 
 def placements_by_axis(parameter: DTensor) -> dict[str, Placement]:

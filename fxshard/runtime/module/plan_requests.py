@@ -26,7 +26,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.module.parameters import layout_or_part, offloads_of
+from fxshard.runtime.module.parameters import held_parameters, layout_or_part, offloads_of
 from fxshard.runtime.module.shard_arguments import ShardArguments
 
 MODE_NAMES = {True: "training", False: "inference"}
@@ -98,11 +98,9 @@ class PlanRequests:
         After the first program the parameters' layouts are fixed, and only the user's pins that match a name of this graph stay.
         """
         graph, given = builder.graph, self.settings.pins
-        known = {i.name for i in graph.inputs} | set(graph.aliases)
         own: dict[str, Any] = {i.name: Layout.replicated(self.mesh.ndim) for i in graph.inputs_of("buffer")}
-        parameters = {n: p for n, p in self.model.named_parameters(remove_duplicate=False) if n in known}
-        held = {n: p for n, p in parameters.items() if isinstance(p, DTensor) and not (first and id(p) in self.open_parameters)}
-        own.update({n: layout_or_part(p, self.mesh) for n, p in held.items()})
+        held = held_parameters(self.model, graph)
+        own.update({n: layout_or_part(p, self.mesh) for n, p in held.items() if not (first and id(p) in self.open_parameters)})
         if first:
             return given if isinstance(given, ShardingPlan) else {**own, **(given or {})}
         kept = {} if given is None or isinstance(given, ShardingPlan) else given
@@ -111,7 +109,7 @@ class PlanRequests:
 
         def counts(name: str) -> bool:
             known = any(fnmatch.fnmatchcase(other, name) for other in others) or builder.names.names_inputs(name)
-            return known and name not in parameters
+            return known and name not in held
 
         return {**{k: v for k, v in kept.items() if counts(k)}, **own}
 

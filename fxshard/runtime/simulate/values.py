@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fxshard._torch_compat import pytree
 from fxshard._torch_compat.fakes import FakeTensor
@@ -52,6 +53,10 @@ def program_values(
                 "give whole tensors by the model's names: the model, or weights= (fxshard run --weights FILE)" if weight else CALL_REMEDY
             )
             raise RunError(f"no value for {end.kind} {end.name!r}", remedy=remedy)
+        if isinstance(value, DTensor):
+            raise RunError(
+                f"{end.kind} {end.name!r} is a DTensor, a shard of one rank", remedy="give a whole tensor: the simulator shards it"
+            )
         check_value(end.name, value, shape, dtype)
         check_has_data(end.kind, end.name, value)
         values.append(value)

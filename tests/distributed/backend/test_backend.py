@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fxshard
 import fxshard.runtime.backend.backend as backend
 from examples.llama import Llama
-from fxshard.errors import ConstraintError, FxshardError, OptionError, PlanError, RunError
+from fxshard.errors import ConstraintError, FxshardError, PlanError, RunError
 from fxshard.runtime.calls.inputs import local_batch
 from tests.distributed.scenarios import two_ranks
 
@@ -316,8 +316,8 @@ def fsdp() -> None:
             want.square().sum().backward()
         for p, q in zip(model.parameters(), reference.parameters(), strict=True):
             close(p.grad, q.grad)
-    refused = error_of(OptionError, lambda: fxshard.plan(model, (x,), mesh_of_two()))
-    assert "the model is wrapped by FSDP or DDP (FSDPMLP)" in refused and "parallel={'dp': fxshard.FullyShard()}" in refused
+    plan = fxshard.plan(model, (x,), mesh_of_two(), cache=False)
+    assert {str(plan.layout_of(name)) for name, _ in model.named_parameters()} == {"S(0)"} and type(model).__name__ == "FSDPMLP"
 
 
 def error_of(kind: type[FxshardError], call: Callable[[], Any]) -> str:

@@ -1,0 +1,78 @@
+"""Plans made ahead of models that torch has distributed already: DTensors among parameters, buffers and arguments keep their layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from fxshard.errors import OptionError
+from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
+from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.passes.pipeline import Compilation, Request, make_plan, trace_model
+from fxshard.runtime.module.fully_sharded import check_part, fully_shard_set_aside
+from fxshard.runtime.module.parameters import layout_or_part
+from fxshard.runtime.simulate.values import argument_values
+
+Held = dict[str, Layout | dict[str, Placement]]
+
+
+def plan_as_held(request: Request, mesh: Mesh | DeviceMesh, dump: str | Path | None) -> Compilation:
+    """``make_plan`` of the request's model, which may consist of DTensors and be under ``fully_shard``; nothing is sent, and it stays so.
+
+    DTensors keep their layouts, as ``parallelize`` keeps them, unless the request says otherwise of their names. Raises OptionError for a
+    DTensor on another mesh, and as ``parallelize`` for what ``fully_shard`` was asked for.
+    """
+    model, whole = request.model, as_mesh(mesh)
+    assert model is not None
+    with fully_shard_set_aside(model, mesh) as moved:
+        found = {**dict(distributed(model)), **_arguments(request)}
+        if not found:
+            return make_plan(Compilation(whole, request), dump)
+        for name, tensor in found.items():
+            check_part(tensor.device_mesh, mesh, name, name)
+        held = {name: layout_or_part(tensor, whole, moved.get(id(tensor))) for name, tensor in found.items()}
+        graph = trace_model(request, whole, dump)
+        return make_plan(Compilation(whole, _with(request, graph, held, whole.axis_names), graph), dump)
+
+
+def traced_as_held(request: Request, mesh: Mesh, dump: str | Path | None) -> PlanningGraph:
+    """``trace_model`` of the request's model, which may be under ``fully_shard``."""
+    assert request.model is not None
+    with fully_shard_set_aside(request.model, mesh):
+        return trace_model(request, mesh, dump)
+
+
+def check_whole_weights(model: nn.Module, remedy: str) -> None:
+    """Raises OptionError if a parameter or buffer of ``model`` is a DTensor, of which a process has a shard only."""
+    for name, _ in distributed(model):
+        raise OptionError(f"{name} is a DTensor, of which this process has a shard: whole tensors are needed", where=name, remedy=remedy)
+
+
+def distributed(model: nn.Module) -> Iterator[tuple[str, DTensor]]:
+    """The parameters and buffers that are DTensors, by each of their names."""
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        if isinstance(tensor, DTensor):
+            yield name, tensor
+
+
+def _arguments(request: Request) -> dict[str, DTensor]:
+    return {name: x for name, x in argument_values(request.args, request.kwargs).items() if isinstance(x, DTensor)}
+
+
+def _with(request: Request, graph: PlanningGraph, held: Held, axes: Sequence[str]) -> Request:
+    """The request with the layouts of DTensors of which it says nothing."""
+    inputs = {end.name for end in graph.inputs_of("input")}
+    weights = {end.name for end in graph.inputs} - inputs | set(graph.aliases)
+    pins, layouts = request.pins, request.input_layouts
+    if isinstance(pins, Mapping | None):
+        pins = {**{name: layout for name, layout in held.items() if name in weights}, **(pins or {})}
+    if not layouts or (isinstance(layouts, Mapping) and not set(layouts) <= set(axes)):  # else they are for all inputs
+        layouts = {**{name: layout for name, layout in held.items() if name in inputs}, **(layouts or {})}
+    return replace(request, pins=pins, input_layouts=layouts)

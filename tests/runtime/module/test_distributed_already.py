@@ -1,0 +1,165 @@
+"""Plans made ahead of models that torch has distributed already: ``parallelize_module``, ``fully_shard``, both; nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import Placement
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import fxshard
+from fxshard.errors import OptionError, RunError, TraceError
+from fxshard.layout.layouts import Layout
+
+Make = Callable[[DeviceMesh], nn.Module]
+Placements = dict[str, Placement]
+AHEAD = fxshard.Mesh({"dp": 2, "tp": 2})
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12, bias=False), nn.Linear(12, 6, bias=False)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] == 7:
+            raise ValueError("seven columns")
+        return self.down(torch.relu(self.up(x)))
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+
+
+def tensor_parallel(mesh: DeviceMesh) -> nn.Module:
+    return parallelize_module(Perceptron(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def fully_sharded(mesh: DeviceMesh, model: nn.Module | None = None) -> nn.Module:
+    model = Perceptron() if model is None else model
+    for module in (model.up, model):
+        fully_shard(module, mesh=mesh["dp"])
+    return model
+
+
+def both(mesh: DeviceMesh) -> nn.Module:
+    return fully_sharded(mesh, tensor_parallel(mesh))
+
+
+WAYS = pytest.mark.parametrize(
+    ("make", "up", "down"),
+    [
+        (tensor_parallel, {"tp": Shard(0)}, {"tp": Shard(1)}),
+        (fully_sharded, {"dp": Shard(0)}, {"dp": Shard(0)}),
+        (both, {"dp": Shard(1), "tp": Shard(0)}, {"dp": Shard(0), "tp": Shard(1)}),
+    ],
+)
+
+
+@WAYS
+@pytest.mark.parametrize("ahead", [False, True])
+def test_parameters_keep_their_layouts(make: Make, up: Placements, down: Placements, ahead: bool, mesh: DeviceMesh) -> None:
+    """On the axes on which they are; where both shard one dim, fully_shard's axis shards the other. The model stays what it is, and
+    parallelize takes the plan."""
+    model = make(mesh)
+    before = [(p, p.placements) for p in model.parameters() if isinstance(p, DTensor)]
+    hooks = [(len(m._forward_pre_hooks), len(m._forward_hooks), type(m)) for m in model.modules()]
+    plan = fxshard.plan(model, (torch.randn(8, 6),), AHEAD if ahead else mesh, output_layouts="RR", cache=False)
+    for name, want in (("up.weight", up), ("down.weight", down)):
+        found = dict(zip(AHEAD.axis_names, plan.layout_of(name), strict=True))
+        assert want.items() <= found.items()
+    assert [(p, p.placements) for p in model.parameters() if isinstance(p, DTensor)] == before
+    assert [(len(m._forward_pre_hooks), len(m._forward_hooks), type(m)) for m in model.modules()] == hooks
+    assert isinstance(model, FSDPModule) == (make is not tensor_parallel)
+    if not ahead:
+        sharded = fxshard.parallelize(model, (torch.randn(8, 6),), mesh, plan, compiler="eager")
+        for name in ("up.weight", "down.weight"):
+            assert Layout(sharded.get_parameter(name).placements) == plan.layout_of(name)
+
+
+@WAYS
+def test_the_lowered_program_has_one_device_s_numbers(make: Make, up: Placements, down: Placements, mesh: DeviceMesh) -> None:
+    """Simulated with whole weights in float64, gradients too, on uneven shards."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        reference, model, x = Perceptron(), make(mesh), torch.randn(5, 6)
+        plan = fxshard.plan(model, (x,), AHEAD, cache=False)
+        ran = fxshard.simulate(fxshard.lower(model, (x,), plan), (x,), weights=dict(reference.named_parameters()))
+        reference(x).sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(ran.outputs, reference(x), rtol=1e-9, atol=1e-9)
+    for name in ("up.weight", "down.weight"):
+        torch.testing.assert_close(ran.grads[name], reference.get_parameter(name).grad, rtol=1e-9, atol=1e-9)
+
+
+def test_arguments_keep_theirs_unless_the_request_says_otherwise(mesh: DeviceMesh) -> None:
+    rows = distribute_tensor(torch.randn(8, 6), mesh, [Shard(0), Replicate()])
+    planned = lambda **given: str(fxshard.plan(Perceptron(), (rows,), mesh, cache=False, **given).layout_of("args[0]"))  # noqa: E731
+    assert planned() == planned(input_layouts={}) == "S(0)R"
+    assert (
+        planned(input_layouts={"args[0]": "RS(0)"})
+        == planned(input_layouts="RS(0)")
+        == planned(input_layouts={"tp": Shard(0), "dp": Replicate()})
+        == "RS(0)"
+    )
+
+
+def test_a_pin_of_the_same_name_counts_instead(mesh: DeviceMesh) -> None:
+    plan = fxshard.plan(both(mesh), (torch.randn(8, 6),), mesh, pins={"up.weight": "RR"}, cache=False)
+    assert str(plan.layout_of("up.weight")) == "RR" and str(plan.layout_of("down.weight")) == "S(0)S(1)"
+
+
+def test_fully_shard_is_put_back_if_tracing_fails(mesh: DeviceMesh) -> None:
+    model = both(mesh)
+    with pytest.raises(TraceError, match="seven columns"):
+        fxshard.plan(model, (torch.randn(8, 7),), mesh)
+    assert isinstance(model, FSDPModule) and isinstance(model.up, FSDPModule)
+    fxshard.plan(model, (torch.randn(8, 6),), mesh, cache=False)
+
+
+@pytest.mark.parametrize("make", [tensor_parallel, fully_sharded, both])
+def test_what_needs_whole_weights_is_refused(make: Callable[[DeviceMesh], nn.Module], mesh: DeviceMesh) -> None:
+    """Before anything is planned, with what to do."""
+    model, x = make(mesh), torch.randn(8, 6)
+    for call, remedy in (
+        (lambda: fxshard.export(model, (x,), mesh), "give the plain model, and the layouts as pins"),
+        (lambda: fxshard.simulate(model, (x,), mesh=AHEAD), "fxshard.lower"),
+    ):
+        with pytest.raises(OptionError, match=r"up\.weight is a DTensor, of which this process has a shard") as caught:
+            call()
+        assert remedy in str(caught.value)
+
+
+def test_other_meshes_and_what_no_plan_takes_over_are_refused(mesh: DeviceMesh) -> None:
+    x = torch.randn(8, 6)
+    for other in (fxshard.Mesh({"a": 4}), fxshard.Mesh({"dp": 4}), fxshard.Mesh({"tp": 4, "dp": 2}), mesh["dp"]):
+        with pytest.raises(OptionError, match="which is no part of"):
+            fxshard.plan(tensor_parallel(mesh), (x,), other)
+    foreign = distribute_tensor(x, mesh["dp"], [Shard(0)])
+    with pytest.raises(OptionError, match=r"args\[0\] is on .*which is no part of tp=2"):
+        fxshard.plan(Perceptron(), (foreign,), fxshard.Mesh({"tp": 2}))
+    policy = fully_shard(Perceptron(), mesh=mesh["dp"], mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float64))
+    with pytest.raises(OptionError, match="has an mp_policy"):
+        fxshard.plan(policy, (x,), mesh)
+    whole = fully_shard(Perceptron(), mesh=mesh["dp"])
+    with pytest.raises(OptionError, match="belong to a fully_shard of modules that are not all given"):
+        fxshard.plan(whole.up, (x,), mesh)
+
+
+def test_the_simulator_takes_whole_tensors(mesh: DeviceMesh) -> None:
+    model, x = Perceptron(), torch.randn(8, 6)
+    with pytest.raises(RunError, match=r"'args\[0\]' is a DTensor, a shard of one rank"):
+        fxshard.simulate(model, (distribute_tensor(x, mesh, [Shard(0), Shard(1)]),), mesh=AHEAD)
