@@ -52,6 +52,11 @@ def has_flash(device: torch.device) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
+def _is_empty(*tensors: torch.Tensor) -> bool:
+    """Whether a tensor has no elements, for which torch's CPU kernel divides by zero; a symbolic size is not asked, as it is never 0."""
+    return any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape)
+
+
 def lse_dtype(q: torch.Tensor) -> torch.dtype:
     """The dtype of the logsumexp of attention of ``q``."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -65,6 +70,8 @@ def sdpa(
 
     Runs the device's kernel in aten: flash on CPU; on CUDA flash if it can (``has_flash``, ``takes_flash``), else memory-efficient.
     """
+    if _is_empty(q, k):
+        return q.new_zeros([*q.shape[:-1], v.shape[-1]]), q.new_full(q.shape[:-1], -math.inf, dtype=lse_dtype(q))
     q, keys, values = _rows(q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa))
     bias = _bias(mask, q, k)
     if has_flash(q.device) and takes_flash(q, k, mask, is_causal):
@@ -91,6 +98,8 @@ def sdpa_backward(
     enable_gqa: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of q, k and v."""
+    if _is_empty(q, k):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     grad, q, keys, values, out = _rows(grad, q, _heads(q, k, enable_gqa), _heads(q, v, enable_gqa), out)
     bias = _bias(mask, q, k)
     if has_flash(q.device) and takes_flash(q, k, mask, is_causal):
