@@ -5,7 +5,8 @@ which only a GPU's allocator tells. Without a GPU and without ``--device cpu`` i
 
 - numerics: the losses of three steps of SGD, which gradients decide from the second on, of each way against one device, as the largest
   relative difference;
-- steps: milliseconds, medians of rounds in which all ways take turns, the slowest rank counts; torch's ways beside fxshard's;
+- steps: milliseconds, medians of rounds in which all ways take turns, the slowest rank counts; torch's ways and local code written by hand
+  beside fxshard's;
 - memory: bytes that the allocator held at most in a step over those of the plan;
 - prices: microseconds that the plan predicts over those measured;
 - dropout: compiled fxshard over compiled torch, one GPU.

@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from bench.random import FUNCTIONS, row
+from bench.training.by_hand import BY_HAND
 from bench.training.checked import difference, disagreement, first_error
 from bench.training.model import BATCH
 from bench.training.ours import OURS
 from bench.training.peers import PEERS, Contestant, Setting
 from fxshard.cost.optimizer.optimizer_time import optimizer_time
 
-WAYS: dict[str, Callable[[Setting], Contestant]] = {**PEERS, **OURS}
+WAYS: dict[str, Callable[[Setting], Contestant]] = {**PEERS, **BY_HAND, **OURS}
 
 
 def main(job: Mapping[str, Any], rank: int) -> None:
