@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxshard.compiled import compiled
-from fxshard.solver.problem.arrays import FloatArray, IntArray
+from fxshard.solver.problem.arrays import BoolArray, FloatArray, IntArray
 
 DENSE = 3
 """If at least a third of the columns are left, reading all of them contiguously is no slower than reading those by index."""
@@ -180,8 +180,14 @@ def indices_left(values: FloatArray, count: int, indices: IntArray) -> int:
 
 
 @compiled
-def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArray, messages: FloatArray, choices: IntArray) -> bool:
-    """Choose a state node by node in a direction, by its messages; whether every node had an allowed state."""
+def decode(
+    wiring: Wiring, direction: int, values: FloatArray, weights: FloatArray, messages: FloatArray, choices: IntArray, consistent: bool
+) -> bool:
+    """Choose a state node by node in a direction, by its messages; whether every node had an allowed state.
+
+    consistent: whether a node loses the states that have no partner left at a neighbour, directly or through others (arc consistency), so
+    that a choice seldom leaves a later node without any. That is slower.
+    """
     rest = weights.copy()
     for link in range(len(wiring.shared)):
         receiver, arriving = wiring.ends[1 - direction, link], wiring.message[direction, link]
@@ -189,6 +195,8 @@ def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArr
         for state in range(wiring.offset[receiver], wiring.offset[receiver + 1]):
             rest[state] -= messages[arriving + wiring.classes[classes + state]]
     count = len(wiring.offset) - 1
+    chosen, waits = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+    waiting = np.empty(count, dtype=np.int64)
     for step in range(count):
         node = step if direction == 0 else count - 1 - step
         low, high = wiring.offset[node], wiring.offset[node + 1]
@@ -199,6 +207,15 @@ def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArr
         if rest[best] == np.inf:
             return False
         choices[node] = best - low
+        chosen[node] = True
+        if consistent:
+            for state in range(low, high):
+                rest[state] = rest[state] if state == best else np.inf
+            waiting[0], queued = node, 1
+            while queued:
+                queued -= 1
+                waits[waiting[queued]] = False
+                queued = _forbid_around(wiring, values, waiting[queued], rest, chosen, waits, waiting, queued)
         for position in range(wiring.first[direction, node], wiring.first[direction, node + 1]):
             link = wiring.leaving[direction, position]
             own = wiring.classes[wiring.start[direction, link] + best - low]
@@ -208,6 +225,42 @@ def decode(wiring: Wiring, direction: int, values: FloatArray, weights: FloatArr
                 k = wiring.classes[classes + state]
                 rest[state] += values[table + (own * columns + k if direction == 0 else k * columns + own)]
     return True
+
+
+@compiled
+def _forbid_around(
+    wiring: Wiring, values: FloatArray, node: int, rest: FloatArray, chosen: BoolArray, waits: BoolArray, waiting: IntArray, queued: int
+) -> int:
+    """Forbid the states of neighbours that go with no allowed state of the node; rest: (states,) their costs.
+
+    Neighbours that lose states are appended to `waiting`, the first `queued` entries of which are nodes to look at; returns their number.
+    """
+    low, high = wiring.offset[node], wiring.offset[node + 1]
+    for direction in range(2):
+        for position in range(wiring.first[direction, node], wiring.first[direction, node + 1]):
+            link = wiring.leaving[direction, position]
+            receiver = wiring.ends[1 - direction, link]
+            if chosen[receiver]:
+                continue
+            columns, table, own = wiring.sizes[1, link], wiring.table[link], wiring.start[direction, link] - low
+            classes, lost = wiring.start[1 - direction, link] - wiring.offset[receiver], False
+            for state in range(wiring.offset[receiver], wiring.offset[receiver + 1]):
+                if rest[state] == np.inf:
+                    continue
+                k, partner = wiring.classes[classes + state], low
+                while partner < high:
+                    if rest[partner] < np.inf:
+                        c = wiring.classes[own + partner]
+                        if values[table + (c * columns + k if direction == 0 else k * columns + c)] < np.inf:
+                            break
+                    partner += 1
+                if partner == high:
+                    rest[state], lost = np.inf, True
+            if lost and not waits[receiver]:
+                waits[receiver] = True
+                waiting[queued] = receiver
+                queued += 1
+    return queued
 
 
 class Messages(NamedTuple):

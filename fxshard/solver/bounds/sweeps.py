@@ -81,10 +81,11 @@ class Sweeper:
             self.splits.rebalance(self._slack)
         return self.model.constant + total
 
-    def decode(self, direction: int) -> IntArray | None:
-        """Choices made node by node in a direction, each given the earlier choices and the messages of the later nodes."""
+    def decode(self, direction: int, consistent: bool = False) -> IntArray | None:
+        """Choices made node by node in a direction, each given the earlier choices and the messages of the later nodes; None where that
+        leaves a node without an allowed state, which arc consistency makes rare."""
         choices = np.zeros(len(self.model), dtype=np.int64)
-        found = kernels.decode(self.wiring, direction, self.splits.values, self.weights, self.messages[direction], choices)
+        found = kernels.decode(self.wiring, direction, self.splits.values, self.weights, self.messages[direction], choices, consistent)
         return choices if found else None
 
     def slacks(self) -> tuple[FloatArray, FloatArray]:

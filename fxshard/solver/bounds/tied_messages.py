@@ -27,12 +27,15 @@ def initialise_from_tied(tied: Sweeper, whole: Sweeper, of: IntArray, links: Int
         whole.messages[1 - end][:] = np.concatenate(arriving)
         whole.weights += _by_state(whole, end)
     sharing, made = whole.splits.sharing, {}
+    uses, rates = whole.model.moving.flat.first, whole.splits.rates
     for first, last in zip(sharing.first[:-1].tolist(), sharing.first[1:].tolist(), strict=True):
         shared = sharing.link[first:last].tolist()
-        stands = tuple(links[shared].tolist()), tuple(sharing.across[first:last].tolist())
+        transfer = whole.links[shared[0]].transfer
+        paid = tuple(rates[uses[transfer] : uses[transfer + 1]].tolist())
+        stands = tuple(links[shared].tolist()), tuple(sharing.across[first:last].tolist()), paid
         if min(stands[0]) < 0:
             continue
-        if stands not in made:  # transfers with the same tied links have the same split
+        if stands not in made:  # transfers with the same tied links and rates have the same split
             made[stands] = _split(tied, whole, shared, links, counts)
         for k, table in zip(shared, made[stands], strict=False):
             whole.splits.table(k)[:] = table
@@ -64,21 +67,21 @@ def _split(tied: Sweeper, whole: Sweeper, shared: list[int], links: IntArray, co
     with different numbers of readers.
     """
     transfer = whole.model.transfers[whole.links[shared[0]].transfer]
-    allowed = np.isfinite(transfer.prices)
-    rest = np.where(allowed, transfer.prices, 0.0)
-    have, parts, tables = np.unique(transfer.have), [], []
+    rest, have, parts, tables = np.zeros(transfer.prices.shape), np.unique(transfer.have), [], []
     for k in shared:
         link, part = whole.links[k], int(links[k])
-        cells = np.ix_(have, np.unique(transfer.readers[link.reader][1]))
-        across = tied.links[part].i != tied.model.transfers[tied.links[part].transfer].source
-        table = tied.splits.table(part)
-        own = np.where(allowed[cells], np.floor((table.T if across else table) / counts[part]), 0.0)
+        across, cells = link.i != transfer.source, np.ix_(have, np.unique(transfer.readers[link.reader][1]))
+        own, turned = whole.splits.table(k), tied.links[part].i != tied.model.transfers[tied.links[part].transfer].source
+        own, share = own.T if across else own, tied.splits.table(part)
+        allowed = np.isfinite(own)
+        rest[cells] += np.where(allowed, own, 0.0)
+        parts.append((across, cells, allowed, np.where(allowed, np.floor((share.T if turned else share) / counts[part]), 0.0)))
+    for _, cells, _, own in parts:
         rest[cells] -= own
-        parts.append((link.i != transfer.source, cells, own))
     if rest.min(initial=0.0) < 0:
         return []
-    for across, cells, own in parts:
-        table = np.where(allowed[cells], own + rest[cells], np.inf)
+    for across, cells, allowed, own in parts:
+        table = np.where(allowed, own + rest[cells], np.inf)
         rest[cells] = 0.0
         tables.append(table.T if across else table)
     return tables

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -14,14 +15,18 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, components, restrict
 from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Branching
-from fxshard.solver.search.combining import combine
+from fxshard.solver.search.combining import combine, combine_exactly
 from fxshard.solver.search.core_problem import is_large, search_cores
 from fxshard.solver.search.search import ComponentSearch
+from fxshard.solver.search.tied_limits import start_from_tied
 from fxshard.solver.search.tied_model import search_tied
 
 WRITTEN_ENTRIES = 100_000
 """A model of at most this many table entries is converted to tables without pruning where no plan that fits is known; the result is up to
 sixty times as large."""
+
+MESSAGES = 0.8
+"""Fraction of the remaining budget for message passing where there are limits; combining its plans takes the rest."""
 
 Steps = list[tuple[str, str]]
 Near = Callable[[Budget], tuple[list[IntArray], bool]]
@@ -35,23 +40,32 @@ def search_by_cases(
     steps: Steps | None = None,
     shown: Callable[[Relaxation], None] | None = None,
     near: Near | None = None,
+    *,
+    tied: bool = True,
 ) -> tuple[IntArray | None, float]:
     """Search a model with transfers: message passing, then branch and bound if a gap remains. Returns (the best plan, a lower bound).
 
     first: a known plan. shown: called with the relaxation before branching. near: called where message passing finds no plan that fits,
-    for choices that nearly fit or a proof that none does.
+    for choices that nearly fit or a proof that none does. tied: whether a model with limits starts from its tied model.
     """
     steps = [] if steps is None else steps
     try:
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
-    if search_tied(relaxation, search_by_cases, budget):
+    if len(relaxation.ascent.model.limits):
+        if tied and start_from_tied(relaxation, budget):
+            combine_exactly(relaxation, search_tables, budget)
+            steps.append(("tied model", f"plan {relaxation.value:.0f}"))
+    elif search_tied(relaxation, search_by_cases, budget):
         steps.append(("tied model", f"plan {relaxation.value:.0f}"))
     elif is_large(relaxation):
         search_cores(relaxation, search_by_cases, budget)
         steps.append(("search cores", f"plan {relaxation.value:.0f}"))
+    if len(relaxation.ascent.model.limits):
+        relaxation.ascent.budget = budget.share(MESSAGES)
     relaxation.run()
+    relaxation.ascent.budget = budget
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and near is not None and not budget.spent:
         starts, impossible = near(budget)
@@ -66,7 +80,7 @@ def search_by_cases(
             relaxation.run()
             steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if len(relaxation.ascent.model.limits):
-        combine(relaxation, search_tables, search_by_cases, budget)
+        combine(relaxation, search_tables, partial(search_by_cases, tied=False), budget)
         steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:
         _first_plan(relaxation, budget, steps)

@@ -26,8 +26,9 @@ from fxshard.solver.search.core_problem import MOST_LEFT, Cases, low_excess_stat
 COUNTS = (3, 6, 12)
 """Numbers of plans combined, in turn."""
 
-ENTRIES = 30_000
-"""The most table entries of a combined problem that is searched exactly."""
+WRITTEN, ENTRIES = 300_000, 30_000
+"""The most table entries of a combined problem that is searched exactly, before and after it is reduced: most nodes have two states then,
+and a hundredth of the entries is left."""
 
 WORK = 1_000_000_000
 """Work of such a search, in table entries."""
@@ -43,16 +44,25 @@ def combine(relaxation: Relaxation, search: Search, cases: Cases, budget: Budget
 
     Where the combined problem is too large to search exactly, branch and bound searches it together with other states of small excess.
     """
+    plans = combine_exactly(relaxation, search, budget)
+    if plans:
+        _by_cases(relaxation, plans, cases, budget.part(WORK))
+
+
+def combine_exactly(relaxation: Relaxation, search: Search, budget: Budget) -> list[IntArray]:
+    """As `combine`, only as far as the combined problem can be searched exactly; returns the plans for which it was too large, if any."""
     ascent = relaxation.ascent
     for count in COUNTS:
         plans = ascent.bundle.plans(ascent.multipliers, count)
         if ascent.plan is not None:
             plans.append(ascent.plan)
         if not plans or budget.spent or relaxation.bound >= relaxation.cutoff:
-            return
+            return []
         if not _combined(relaxation, plans, search, budget.part(WORK)):
-            _by_cases(relaxation, plans, cases, budget.part(WORK))
-            return
+            return plans
+        if count >= len(ascent.bundle.planes):
+            return []
+    return []
 
 
 def _by_cases(relaxation: Relaxation, plans: Sequence[IntArray], cases: Cases, budget: Budget) -> None:
@@ -78,11 +88,16 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
             if budget.late:
                 return True
         tables, back = left.below(relaxation.cutoff)
-        if tables.entries > ENTRIES or too_large(reduce(tables, budget=budget)[0], budget):
+        if budget.late:
+            return True
+        if tables.entries > WRITTEN:
             return False
-        found, _ = search(tables, relaxation.value, budget)
+        fewer, unreduced, _ = reduce(tables, budget=budget)
+        if fewer.entries > ENTRIES or too_large(fewer, budget):
+            return False
+        found, _ = search(fewer, relaxation.value, budget)
     except Exhausted:
         return True
     if found is not None:
-        relaxation.take(undo(back(found)))
+        relaxation.take(undo(back(unreduced(found))))
     return True

@@ -9,7 +9,7 @@ free.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from fxshard.solver.problem.arrays import FloatArray, IntArray, each
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, Pair, add_edge
+from fxshard.solver.problem.row_uses import Use
 from fxshard.solver.problem.transfers import Transfer, Transfers
 from fxshard.solver.search.core_problem import Cases, is_large, search_cores
 
@@ -47,8 +48,9 @@ CORE_WORK = 1e8
 Reader = tuple[int, int]
 """(class, identifier of the array of layouts that it wants)."""
 
-Key = tuple[int, int, int, tuple[Reader, ...]]
-"""Key of equal transfers: identifiers of the prices, the source's class, identifier of the layouts given, the readers."""
+Key = tuple[int, int, int, tuple[Reader, ...], tuple[int, ...]]
+"""Key of equal transfers: identifiers of the prices, the source's class, identifier of the layouts given, the readers, those of the amounts
+in rows."""
 
 
 @dataclass(frozen=True)
@@ -111,40 +113,69 @@ def classes_of(model: Model, links: int) -> IntArray:
     return colours.of
 
 
-def tie(model: Model, of: IntArray) -> Tied:
-    """The tied model, without rows. of: (nodes,) their classes; the nodes of a class have equal costs."""
-    names, writer = _Names(), _Writer(model, of)
+def tie(model: Model, classes: IntArray) -> Tied:
+    """The tied model, with the model's rows. classes: (nodes,) the class of each; the nodes of a class have equal costs.
+
+    A reader in the source's class becomes a cost of that class if it is the only reader, else a *twin* of its node, tied to the same choice
+    by an edge. A twin comes right after its node, so that later choices are decoded given both.
+    """
+    names = _Names()
+    parts = _parts(model, classes, names)
+    twins = np.unique(np.asarray([key[1] for key, _ in parts if len(key[3]) > 1 and key[1] in dict(key[3])], dtype=np.int64))
+    of = classes + np.searchsorted(twins, classes)
+    writer = _Writer(model, of, {int(k + before): int(k + before + 1) for before, k in enumerate(twins)})
     edges = [(int(of[i]), int(of[j]), names.of(table)) for (i, j), table in model.edges.items()]
     for (i, j, table), count in Counter(edges).items():
         writer.edge(i, j, count * names.array(table))
-    alike: dict[Key, Transfer] = {}
-    parts: list[tuple[Key, list[Reader]]] = []
-    for transfer in model.transfers:
-        source, readers = int(of[transfer.source]), [(int(of[node]), names.of(want)) for node, want in transfer.readers]
-        key = names.of(transfer.prices), source, names.of(transfer.have), tuple(sorted(set(readers)))
-        alike[key] = replace(transfer, source=source, readers=tuple((node, names.array(want)) for node, want in key[3]))
-        parts.append((key, readers))
+    parts = _parts(model, of, names)
+    alike = {key: transfer for (key, _), transfer in zip(parts, model.transfers, strict=True)}
+    moved: dict[Key, list[Use]] = {}
+    for (key, _), uses in zip(parts, _moved(model), strict=True):
+        moved.setdefault(key, []).extend(uses)
     times = Counter(key for key, _ in parts)
     multiples: dict[tuple[int, int], FloatArray] = {}
     for key, transfer in alike.items():
         prices = multiples.setdefault((key[0], times[key]), times[key] * transfer.prices)  # equal tables stay one shared array
-        writer.transfer(key, replace(transfer, prices=prices))
+        readers = tuple((node, names.array(want)) for node, want in key[3])
+        writer.transfer(key, replace(transfer, source=key[1], readers=readers, prices=prices), moved[key])
     places = {pair: place for place, pair in enumerate(writer.edges)}
     links = [places.get((min(i, j), max(i, j)), -1) for i, j, _ in edges]
     links += [writer.place_of(key, reader) for key, readers in parts for reader in readers]
     return Tied(writer.finish(), of, np.asarray(links, dtype=np.int64))
 
 
-class _Writer:
-    """The tied model under construction."""
+def _parts(model: Model, of: IntArray, names: _Names) -> list[tuple[Key, list[Reader]]]:
+    """The key of each transfer, and its readers."""
+    found = []
+    for transfer, uses in zip(model.transfers, _moved(model), strict=True):
+        readers = [(int(of[node]), names.of(want)) for node, want in transfer.readers]
+        given = names.of(transfer.prices), int(of[transfer.source]), names.of(transfer.have)
+        found.append(((*given, tuple(sorted(set(readers))), _amounts(names, uses)), readers))
+    return found
 
-    def __init__(self, model: Model, of: IntArray) -> None:
-        self._model = model
-        _, first, counts = np.unique(of, return_index=True, return_counts=True)
-        self._costs = [count * model.costs[node] for node, count in zip(first, counts, strict=True)]
-        self.edges: dict[Pair, FloatArray] = {}
+
+def _moved(model: Model) -> Sequence[tuple[Use, ...]]:
+    """The uses of each transfer."""
+    return model.moved or [()] * len(model.transfers)
+
+
+class _Writer:
+    """The tied model under construction. of: (nodes,) the tied node of each. twins: node -> its twin, which has no members."""
+
+    def __init__(self, model: Model, of: IntArray, twins: Mapping[int, int]) -> None:
+        self._model, self._twins = model, twins
+        members, first, counts = np.unique(of, return_index=True, return_counts=True)
+        made = {int(k): count * model.costs[node] for k, node, count in zip(members, first, counts, strict=True)}
+        made |= {twin: np.zeros_like(made[node]) for node, twin in twins.items()}
+        self._costs = [made[node] for node in range(len(made))]
+        self._uses: list[list[Use]] = [[] for _ in self._costs]
+        for node, uses in zip(of.tolist(), model.uses, strict=True):
+            self._uses[node].extend(uses)
+        self.edges: dict[Pair, FloatArray] = {
+            (node, twin): np.where(np.eye(len(made[node]), dtype=np.bool_), 0.0, np.inf) for node, twin in twins.items()
+        }
         self._transfers: list[Transfer] = []
-        self._twins: dict[int, int] = {}
+        self._moved: list[tuple[Use, ...]] = []
         self._links: dict[Key, int] = {}
         self._readers = 0
 
@@ -155,34 +186,29 @@ class _Writer:
         else:
             add_edge(self.edges, i, j, table)
 
-    def transfer(self, key: Key, transfer: Transfer) -> None:
-        """Add a transfer. A reader in the source's class becomes a cost of that class if it is the only reader, else a copy of its node."""
+    def transfer(self, key: Key, transfer: Transfer, uses: Sequence[Use]) -> None:
+        """Add a transfer, with its uses."""
         source, readers = transfer.source, transfer.readers
         if len(readers) == 1 and readers[0][0] == source:
-            self._costs[source] = self._costs[source] + transfer.prices[transfer.have, readers[0][1]]
+            own = transfer.have, readers[0][1]
+            self._costs[source] = self._costs[source] + transfer.prices[own]
+            self._uses[source].extend(use._replace(amount=use.amount[own]) for use in uses)
             return
-        others = tuple((self._twin(node) if node == source else node, want) for node, want in readers)
+        others = tuple((self._twins[node] if node == source else node, want) for node, want in readers)
         self._transfers.append(replace(transfer, readers=others))
+        self._moved.append(tuple(uses))
         self._links[key] = self._readers
         self._readers += len(readers)
 
     def finish(self) -> Model:
         """The complete model."""
-        count, grain, transfers = len(self._costs), self._model.grain, Transfers(self._transfers)
-        return Model(self._costs, self.edges, [()] * count, np.zeros(0), self._model.constant, grain=grain, transfers=transfers)
+        uses, moved = [tuple(terms) for terms in self._uses], tuple(self._moved) if self._model.moved else ()
+        whole = replace(self._model, costs=self._costs, edges=self.edges, uses=uses, cutoff=np.inf)
+        return replace(whole, transfers=Transfers(self._transfers), moved=moved)
 
     def place_of(self, key: Key, reader: Reader) -> int:
         """The index of a reader's link, once all edges were added; -1 for a reader in the source's class."""
         return -1 if reader[0] == key[1] else len(self.edges) + self._links[key] + key[3].index(reader)
-
-    def _twin(self, node: int) -> int:
-        """A copy of this node, tied to the same choice by its edge."""
-        if node not in self._twins:
-            states = len(self._costs[node])
-            self._twins[node] = len(self._costs)
-            self._costs.append(np.zeros(states))
-            self.edges[node, self._twins[node]] = np.where(np.eye(states, dtype=np.bool_), 0.0, np.inf)
-        return self._twins[node]
 
 
 class _Colours:
@@ -192,9 +218,10 @@ class _Colours:
         names = _Names()
         self._edges = [(i, j, names.of(table)) for (i, j), table in model.edges.items()]
         self._transfers = [
-            (names.of(t.prices), t.source, names.of(t.have), [(node, names.of(want)) for node, want in t.readers]) for t in model.transfers
+            ((names.of(t.prices), _amounts(names, uses)), t.source, names.of(t.have), [(node, names.of(want)) for node, want in t.readers])
+            for t, uses in zip(model.transfers, _moved(model), strict=True)
         ]
-        self._set([names.of(cost) for cost in model.costs])
+        self._set([(names.of(cost), _amounts(names, uses)) for cost, uses in zip(model.costs, model.uses, strict=True)])
 
     def refine(self) -> None:
         """Refine the colours by those of adjacent nodes."""
@@ -213,6 +240,11 @@ class _Colours:
     def _set(self, colours: Sequence[Hashable]) -> None:
         numbers: dict[Hashable, int] = {}
         self.of = np.asarray([numbers.setdefault(colour, len(numbers)) for colour in colours], dtype=np.int64)
+
+
+def _amounts(names: _Names, uses: Sequence[Use]) -> tuple[int, ...]:
+    """Identifiers of what uses count in rows; in which rows does not matter."""
+    return tuple(names.of(use.amount) for use in uses)
 
 
 class _Names:

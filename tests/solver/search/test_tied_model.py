@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -182,17 +183,17 @@ def test_bounds_are_valid_from_the_messages_of_a_tied_model(layers: int, width: 
         if np.isinf(smaller.sweep(sweep % 2)):
             return
     for link, part in zip(whole.links, made.links, strict=True):
-        assert part < 0 or sorted(classes[list(link.ends)]) == sorted(smaller.links[part].ends)
-    initialise_from_tied(smaller, whole, classes, made.links)
+        assert part < 0 or sorted(made.of[list(link.ends)]) == sorted(smaller.links[part].ends)
+    initialise_from_tied(smaller, whole, made.of, made.links)
     assert (_given(whole) == whole.weights).all()
-    _check_splits(whole)
+    check_splits(whole)
     for sweep in range(6):
         assert whole.sweep(sweep % 2) <= best
 
 
-def _check_splits(sweeper: Sweeper) -> None:
-    """The shares that readers have of a price are not negative and add up to it."""
-    for index, transfer in enumerate(sweeper.model.transfers):
+def check_splits(sweeper: Sweeper, transfers: Sequence[Transfer] | None = None) -> None:
+    """The shares that readers have of a price are not negative and add up to it. transfers: with other prices than the model's."""
+    for index, transfer in enumerate(sweeper.model.transfers if transfers is None else transfers):
         total = np.zeros(transfer.prices.shape)
         for k, link in enumerate(sweeper.links):
             if link.transfer == index:
@@ -224,9 +225,9 @@ def test_the_shares_of_readers_never_exceed_the_price() -> None:
             cells = np.ix_(np.unique(transfer.have), np.unique(transfer.readers[link.reader][1]))
             prices = np.where(np.isinf(transfer.prices[cells]), np.inf, np.where(link.reader == 0, transfer.prices[cells], 0.0))
             table[:] = prices if link.i == transfer.source else prices.T
-    _check_splits(smaller)
-    initialise_from_tied(smaller, whole, classes, made.links)
-    _check_splits(whole)
+    check_splits(smaller)
+    initialise_from_tied(smaller, whole, made.of, made.links)
+    check_splits(whole)
 
 
 def _given(sweeper: Sweeper) -> np.ndarray:
@@ -252,7 +253,7 @@ def test_messages_of_a_tied_model_make_the_whole_converge_sooner() -> None:
     smaller, whole, cold = Sweeper(made.model), Sweeper(model), Sweeper(model)
     for sweep in range(100):
         smaller.sweep(sweep % 2)
-    initialise_from_tied(smaller, whole, classes, made.links)
+    initialise_from_tied(smaller, whole, made.of, made.links)
     bounds = [max(sweeper.sweep(sweep % 2) for sweep in range(20)) for sweeper in (whole, cold)]
     assert bounds[0] > bounds[1]
 
