@@ -35,7 +35,7 @@ from fxshard.runtime.ahead.compile_ahead import BACKENDS, compile_ahead
 from fxshard.runtime.calls.inputs import local_batch
 from fxshard.runtime.calls.options import check_choice, check_flag, check_pins, check_plan, check_unused, with_known_options
 from fxshard.runtime.exported import ExportedProgram, as_planned, lower_for_sizes
-from fxshard.runtime.module.distributed_already import check_whole_weights, plan_as_held, traced_as_held
+from fxshard.runtime.module.distributed_already import check_whole, plan_as_held, traced_as_held
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.simulate.reductions import check_reduction
@@ -146,8 +146,8 @@ def plan(
 
 
 _make_plan = plan
-PLAIN = "give the plain model, and the layouts as pins= or parallel="
-LOWERED = "simulate fxshard.lower(model, args, plan) with weights={name: whole tensor}, or give the plain model"
+WHOLE = "give the plain model and plain arguments, and the layouts as pins=, input_layouts= or parallel="
+SIMULATED = "simulate fxshard.lower(model, args, plan) with weights={name: whole tensor}, or give the plain model and plain arguments"
 
 
 def diff(before: ShardingPlan, after: ShardingPlan) -> Comparison:
@@ -236,7 +236,7 @@ def export(
     the same ``train``; layouts, pins, limits, ``example_sizes`` or an ``optimizer`` beside it raise OptionError.
     """
     check_call(model, example_args, fsdp2=True)
-    check_whole_weights(model, PLAIN)
+    check_whole(model, example_args, example_kwargs, WHOLE)
     check_pins(pins)
     check_flag("even", even)
     check_flag("train", train)
@@ -342,7 +342,7 @@ class Simulate:
         """
         check_reduction(reduction)
         if isinstance(model_or_program, nn.Module):
-            check_whole_weights(model_or_program, LOWERED)
+            check_whole(model_or_program, args, kwargs, SIMULATED)
         check_runs(check_mixed_precision(mixed_precision))
         lowered = _lowered(model_or_program, args, plan, kwargs, mesh, rng, check_mixed_precision(mixed_precision))
         lowered = program_at(lowered, sizes_of_call(lowered, args, kwargs))

@@ -25,7 +25,7 @@ from fxshard.pipelines.schedule import bubble, in_flight, stages_of_rank, step_t
 from fxshard.pipelines.split import split_layers
 from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.runtime.calls.options import with_known_options
-from fxshard.runtime.module.distributed_already import check_whole_weights
+from fxshard.runtime.module.distributed_already import check_whole
 from fxshard.text_table import fitted
 
 
@@ -152,8 +152,8 @@ def plan_pipeline(
         pipeline does not support: tied parameters, batch norm, random operators, buffers that it writes. ConstraintError: nothing fits in
         the memory limit. TraceError: torch.export cannot export the model.
     """
-    check_call(model, mb_args)
-    check_whole_weights(model, "give the plain model; for the other axes, say parallel=")
+    check_call(model, mb_args, fsdp2=True)
+    check_whole(model, mb_args, mb_kwargs, "give the plain model and plain arguments; for the other axes, say parallel=")
     whole_mesh = as_mesh(mesh)
     check_axis(whole_mesh, axis, microbatches, schedule)
     check_modules(model)

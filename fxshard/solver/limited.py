@@ -30,7 +30,7 @@ Counted = Callable[[tuple[int, ...]], FloatArray]
 ROUNDS = 2
 """How often the relaxed problem is corrected and solved again, at most."""
 
-RELAXED, ROUND = 0.6, 0.25
+RELAXED, ROUND = 0.65, 0.25
 """Fractions of the remaining budget for the relaxed problem, and for each time that it is solved again."""
 
 LEAST_WORK = 2e9
@@ -41,6 +41,10 @@ MATTERS = 0.97
 
 KEPT = 4
 """Number of plans whose exact memory is cached."""
+
+
+NEAR = 0.01
+"""Relative gap at which the relaxed problem's plan is good enough, so that the problem itself is not solved."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class LimitedSession:
             except (InfeasibleError, NoPlanError):
                 break
             fits = self.counts.fits(found.choices)
-        if fits and not rounds:  # all plans that fit by the overestimate were in the search
+        if fits and not rounds and found.gap <= NEAR:
             return found, extra
         try:
             surely = solving(self.counts.problem, budget, found.choices if fits else None)

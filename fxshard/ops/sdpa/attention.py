@@ -53,8 +53,8 @@ def has_flash(device: torch.device) -> bool:
 
 
 def _is_empty(*tensors: torch.Tensor) -> bool:
-    """Whether a tensor has no elements, for which torch's CPU kernel divides by zero; a symbolic size is not asked, as it is never 0."""
-    return any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape)
+    """Whether there are no sequences, heads, queries or keys, for which torch's CPU kernel divides by zero; a symbolic size is never 0."""
+    return any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape[:-1])
 
 
 def lse_dtype(q: torch.Tensor) -> torch.dtype:

@@ -43,8 +43,8 @@ WORK_LIMIT = 6e9
 """Table entries that a solve may read when the user sets no time limit: about half a minute. Counting work instead of time keeps plans
 reproducible; a plan whose solve was cut short says so."""
 
-LIMITED_WORK = 1.6e10
-"""The same for all solves under a memory limit together; half of it goes to the lower bound on memory."""
+LIMITED_WORK = 1.3e10
+"""The same for all solves under a memory limit together; two thirds of it go to the relaxed problem, which gives the bound."""
 
 ROUNDING = 1e-8
 """Relative gap that the solver's integer costs may leave when costs are far below a microsecond. A larger gap counts as unproven."""

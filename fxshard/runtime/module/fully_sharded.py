@@ -94,20 +94,22 @@ def _check(model: nn.Module, found: Mapping[str, nn.Module], mesh: Mesh | Device
         raise OptionError(what, where=name, remedy=remedy)
     for name, module in found.items():
         for own in {parameter.device_mesh for parameter in sharded_parameters(module)}:
-            check_part(own, mesh, f"fully_shard of {name}", name)
+            check_part(own, mesh, name, f"fully_shard of {name}")
         for what, remedy in more_than_layouts(module):
             raise OptionError(f"fully_shard of {name} has {what}, which no plan takes over", where=name, remedy=remedy)
 
 
-def check_part(own: DeviceMesh, mesh: Mesh | DeviceMesh, what: str, where: str) -> None:
-    """Raises OptionError unless ``own``, the mesh of ``what``, has axes of ``mesh``, in their order; with the same ranks and on the same
-    kind of device if ``mesh`` has ranks, else of the same sizes."""
+def check_part(own: DeviceMesh, mesh: Mesh | DeviceMesh, where: str, what: str | None = None) -> None:
+    """Raises OptionError unless ``own``, the mesh of ``what`` (by default of ``where``), is a part of ``mesh``."""
     if not _is_part(own, mesh):
-        remedy = "give the same mesh, or one of which it is a part, by names of axes"
-        raise OptionError(f"{what} is on {own}, which is no part of {mesh}", where=where, remedy=remedy)
+        named = "give the same mesh, or one of which it is a part, by names of axes"
+        remedy = named if own.mesh_dim_names else "make its mesh with names of axes: init_device_mesh(..., mesh_dim_names=(...))"
+        raise OptionError(f"{what or where} is on {own}, which is no part of {mesh}", where=where, remedy=remedy)
 
 
 def _is_part(part: DeviceMesh, mesh: Mesh | DeviceMesh) -> bool:
+    """Whether ``part`` has axes of ``mesh``, in their order; with the same ranks and on the same kind of device if ``mesh`` has ranks, else
+    of the same sizes."""
     mine, whole = as_mesh(part), as_mesh(mesh)
     if mine.axis_names != tuple(axis for axis in whole.axis_names if axis in mine.axis_names):
         return False

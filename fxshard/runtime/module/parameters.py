@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,6 +71,17 @@ def layout_or_part(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement] 
     that it will have, if others than now."""
     known = dict(zip(as_mesh(tensor.device_mesh).axis_names, placements or tensor.placements, strict=True))
     return Layout(known.values()) if set(known) == set(mesh.axis_names) else known
+
+
+def with_held(held: Mapping[str, Any], pins: Mapping[str, Any], graph: PlanningGraph) -> dict[str, Any]:
+    """The user's pins, and the layouts of parameters that no pin names: by their name, another name of a tied one, or a glob."""
+    names: dict[str, list[str]] = {}
+    for name in held:
+        names.setdefault(graph.aliases.get(name, name), []).append(name)
+    for alias, name in graph.aliases.items():
+        names.setdefault(name, []).append(alias)
+    pinned = {name for name, all_names in names.items() if any(fnmatch.fnmatchcase(n, pin) for n in (name, *all_names) for pin in pins)}
+    return {**{name: layout for name, layout in held.items() if graph.aliases.get(name, name) not in pinned}, **pins}
 
 
 def placements_by_axis(parameter: DTensor) -> dict[str, Placement]:

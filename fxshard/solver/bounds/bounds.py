@@ -33,7 +33,6 @@ NEARBY = 0.01
 STALL = 0.01
 """By default sweeps end when four pairs together raise the bound by less than this fraction of the gap."""
 
-
 CONSISTENT = 5
 """Work of decoding with arc consistency, over that of decoding without (measured on Llama 3 8B under a memory limit)."""
 

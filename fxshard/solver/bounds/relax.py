@@ -78,10 +78,13 @@ class Relaxation:
                 return
         self.ascent.offer_decoded()
 
-    def run(self) -> None:
-        """Raise the bound and collect plans, unless the bound has reached the cutoff."""
+    def run(self, budget: Budget | None = None) -> None:
+        """Raise the bound and collect plans, unless the bound has reached the cutoff. budget: by default all that is left."""
+        whole = self.ascent.budget
+        self.ascent.budget = whole if budget is None else budget
         if self.ascent.bound < self.ascent.cutoff:
             self.ascent.run()
+        self.ascent.budget = whole
         self.prove(self.ascent.bound)
 
     def below(self, target: float) -> tuple[Model, Undo]:

@@ -53,19 +53,16 @@ def search_by_cases(
         relaxation = Relaxation(model, first, budget)
     except Exhausted:
         return None, np.inf
-    if len(relaxation.ascent.model.limits):
-        if tied and start_from_tied(relaxation, budget):
-            combine_exactly(relaxation, search_tables, budget)
-            steps.append(("tied model", f"plan {relaxation.value:.0f}"))
+    limited = len(relaxation.ascent.model.limits) > 0
+    if limited and tied and start_from_tied(relaxation, budget):
+        combine_exactly(relaxation, search_tables, budget)
+        steps.append(("tied model", f"plan {relaxation.value:.0f}"))
     elif search_tied(relaxation, search_by_cases, budget):
         steps.append(("tied model", f"plan {relaxation.value:.0f}"))
     elif is_large(relaxation):
         search_cores(relaxation, search_by_cases, budget)
         steps.append(("search cores", f"plan {relaxation.value:.0f}"))
-    if len(relaxation.ascent.model.limits):
-        relaxation.ascent.budget = budget.share(MESSAGES)
-    relaxation.run()
-    relaxation.ascent.budget = budget
+    relaxation.run(budget.share(MESSAGES) if limited else None)
     steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and near is not None and not budget.spent:
         starts, impossible = near(budget)
@@ -79,7 +76,7 @@ def search_by_cases(
         if np.isfinite(relaxation.value):
             relaxation.run()
             steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    if len(relaxation.ascent.model.limits):
+    if limited:  # the parts of a tied plan are combined as they are: to tie them again would find the same
         combine(relaxation, search_tables, partial(search_by_cases, tied=False), budget)
         steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:

@@ -98,7 +98,7 @@ def _cheapest(ascent: Ascent) -> IntArray | None:
                 plan, priced = ascent.improved(plan)
                 if priced < cost:
                     best, cost = plan, priced
-        if ascent.budget.spent:
+        if ascent.done:
             break
     if best is not None:
         ascent.suggest(best)

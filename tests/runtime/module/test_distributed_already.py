@@ -36,6 +36,11 @@ class Perceptron(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+class Scaled(Perceptron):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
@@ -122,6 +127,34 @@ def test_a_pin_of_the_same_name_counts_instead(mesh: DeviceMesh) -> None:
     assert str(plan.layout_of("up.weight")) == "RR" and str(plan.layout_of("down.weight")) == "S(0)S(1)"
 
 
+@pytest.mark.parametrize("pin", ["up.weight", "down.weight", "*.weight"])
+def test_a_glob_or_another_name_of_a_tied_parameter_counts_too(pin: str, mesh: DeviceMesh) -> None:
+    model = nn.Module()
+    model.up, model.down = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+    model.down.weight = model.up.weight
+    model.forward = lambda x: model.down(model.up(x))  # type: ignore[method-assign]
+    model.up.weight = model.down.weight = nn.Parameter(distribute_tensor(model.up.weight.detach(), mesh["tp"], [Shard(0)]))
+    x = torch.randn(8, 6)
+    assert str(fxshard.plan(model, (x,), mesh, cache=False).layout_of("up.weight"))[-4:] == "S(0)"
+    assert str(fxshard.plan(model, (x,), mesh, pins={pin: "RR"}, cache=False).layout_of("up.weight")) == "RR"
+
+
+def test_buffers_are_replicated(mesh: DeviceMesh) -> None:
+    """As parallelize takes them; a sharded one is refused by name."""
+    model, x = Scaled(), torch.randn(8, 6)
+    model.register_buffer("scale", distribute_tensor(torch.ones(6), mesh, [Replicate(), Replicate()]))
+    assert str(fxshard.plan(model, (x,), mesh, cache=False).layout_of("scale")) == "RR"
+    model.register_buffer("scale", distribute_tensor(torch.ones(6), mesh["tp"], [Shard(0)]))
+    with pytest.raises(OptionError, match=r"buffer scale is a DTensor in S\(0\), and buffers are replicated"):
+        fxshard.plan(model, (x,), mesh)
+
+
+def test_arguments_are_on_the_whole_mesh(mesh: DeviceMesh) -> None:
+    part = distribute_tensor(torch.randn(8, 6), mesh["dp"], [Shard(0)])
+    with pytest.raises(OptionError, match=r"args\[0\] is a DTensor on .*, a part of dp=2,tp=2"):
+        fxshard.plan(Perceptron(), (part,), mesh)
+
+
 def test_fully_shard_is_put_back_if_tracing_fails(mesh: DeviceMesh) -> None:
     model = both(mesh)
     with pytest.raises(TraceError, match="seven columns"):
@@ -134,13 +167,24 @@ def test_fully_shard_is_put_back_if_tracing_fails(mesh: DeviceMesh) -> None:
 def test_what_needs_whole_weights_is_refused(make: Callable[[DeviceMesh], nn.Module], mesh: DeviceMesh) -> None:
     """Before anything is planned, with what to do."""
     model, x = make(mesh), torch.randn(8, 6)
-    for call, remedy in (
-        (lambda: fxshard.export(model, (x,), mesh), "give the plain model, and the layouts as pins"),
-        (lambda: fxshard.simulate(model, (x,), mesh=AHEAD), "fxshard.lower"),
-    ):
-        with pytest.raises(OptionError, match=r"up\.weight is a DTensor, of which this process has a shard") as caught:
-            call()
-        assert remedy in str(caught.value)
+    what = "up.weight is a DTensor" if make is tensor_parallel else "the model is under fully_shard"
+    for run in (False, True):
+        if run and make is fully_sharded:
+            model(x)  # the root holds whole parameters from now on
+        for call, remedy in (
+            (lambda: fxshard.export(model, (x,), mesh), "give the plain model and plain arguments, and the layouts as pins"),
+            (lambda: fxshard.simulate(model, (x,), mesh=AHEAD), "fxshard.lower"),
+            (lambda: fxshard.plan_pipeline(model, (x,), fxshard.Mesh({"pp": 2, "tp": 2}), microbatches=2), "say parallel="),
+        ):
+            with pytest.raises(OptionError, match=f"{what}, of which this process has a shard") as caught:
+                call()
+            assert remedy in str(caught.value)
+
+
+def test_exports_take_whole_arguments(mesh: DeviceMesh) -> None:
+    rows = distribute_tensor(torch.randn(8, 6), mesh, [Shard(0), Replicate()])
+    with pytest.raises(OptionError, match=r"args\[0\] is a DTensor"):
+        fxshard.export(Perceptron(), (rows,), mesh)
 
 
 def test_other_meshes_and_what_no_plan_takes_over_are_refused(mesh: DeviceMesh) -> None:
@@ -161,5 +205,13 @@ def test_other_meshes_and_what_no_plan_takes_over_are_refused(mesh: DeviceMesh) 
 
 def test_the_simulator_takes_whole_tensors(mesh: DeviceMesh) -> None:
     model, x = Perceptron(), torch.randn(8, 6)
+    program, rows = fxshard.export(model, (x,), AHEAD), distribute_tensor(x, mesh, [Shard(0), Shard(1)])
     with pytest.raises(RunError, match=r"'args\[0\]' is a DTensor, a shard of one rank"):
-        fxshard.simulate(model, (distribute_tensor(x, mesh, [Shard(0), Shard(1)]),), mesh=AHEAD)
+        fxshard.simulate(program, (rows,))
+    with pytest.raises(OptionError, match=r"args\[0\] is a DTensor, of which this process has a shard"):
+        fxshard.simulate(model, (rows,), mesh=AHEAD)
+
+
+def test_a_mesh_without_names_is_said(mesh: DeviceMesh) -> None:
+    with pytest.raises(OptionError, match="mesh_dim_names"):
+        fxshard.plan(fully_shard(Perceptron()), (torch.randn(8, 6),), fxshard.Mesh({"dp": 4}))
