@@ -13,7 +13,11 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from bench.training.families import CannotRun
 from bench.training.peers import Contestant, Setting, stepping
+
+KV_HEADS = 4
+"""Heads of keys and values of ``model.llama``."""
 
 PARTS = ("attention", "feed_forward")
 """The parts of a block that begin with layers sharded by outputs, and end with one sharded by inputs."""
@@ -83,7 +87,9 @@ class Side(nn.Module):
 
 
 def megatron(setting: Setting, compiled: bool) -> Contestant:
-    """Only of the Llama."""
+    """Raises CannotRun for other models, and where the ranks do not divide the heads of keys and values."""
+    if setting.name != "llama" or KV_HEADS % setting.mesh.size():
+        raise CannotRun(f"written for a Llama of which {KV_HEADS} heads of keys and values are divided evenly")
     model, mesh = setting.model, setting.mesh
     for layer in model.get_submodule(setting.family.blocks):
         for name in setting.family.columns:
