@@ -34,14 +34,18 @@ from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.ahead.compile_ahead import BACKENDS, compile_ahead
 from fxshard.runtime.calls.inputs import local_batch
 from fxshard.runtime.calls.options import check_choice, check_flag, check_pins, check_plan, check_unused, with_known_options
+from fxshard.runtime.distributed_already import check_whole, plan_as_held, traced_as_held
 from fxshard.runtime.exported import ExportedProgram, as_planned, lower_for_sizes
-from fxshard.runtime.module.distributed_already import check_whole, plan_as_held, traced_as_held
 from fxshard.runtime.module.module import parallelize
 from fxshard.runtime.simulate.per_rank import RankValues, coordinates, per_rank, shard
 from fxshard.runtime.simulate.reductions import check_reduction
 from fxshard.runtime.simulate.simulate import Simulation, simulate_program, simulated_mesh
 from fxshard.runtime.simulate.values import program_values, returned_by_model, sizes_of_call
 from fxshard.shapes import dynamic_dims, weighted_sizes
+
+WHOLE = "give the plain model and plain arguments, and the layouts as pins=, input_layouts= or parallel="
+SIMULATED = "simulate fxshard.lower(model, args, plan) with weights={name: whole tensor}, or give the plain model and plain arguments"
+"""What to do where ``export`` and ``simulate`` get DTensors."""
 
 
 @with_known_options
@@ -69,10 +73,11 @@ def plan(
 ) -> ShardingPlan:
     """The cheapest placement of ``model`` on ``mesh``, with a certificate.
 
-    Needs no process group, no GPU and no weights in memory (a model on meta will do). DTensors among the model's parameters and buffers and
-    among the arguments keep their layouts, as in ``parallelize``, torch's ``fully_shard`` included; nothing is sent, and the model stays as
-    it is. A norm or softmax is traced as several operators, which are planned as one unit: the certificate covers only plans in which all
-    of them read a value in the same layout.
+    Needs no process group, no GPU and no weights in memory (a model on meta will do). A norm or softmax is traced as several operators,
+    which are planned as one unit: the certificate covers only plans in which all of them read a value in the same layout.
+
+    DTensors among the model's parameters and the arguments keep their layouts, as in ``parallelize``, torch's ``fully_shard`` included;
+    buffers that are DTensors must be replicated. Nothing is sent, and the model stays as it is, though ``fully_shard`` reshards it.
 
     Args:
         input_layouts: layouts of tensor inputs: one for all, a sequence in order, or a mapping by name (``"args[0]"``,
@@ -113,7 +118,8 @@ def plan(
 
     Raises:
         TraceError: the model cannot be traced to one graph. ConstraintError: a name matches nothing, or constraints contradict each other.
-        LayoutError: an invalid layout. SizesError: no plan serves the sizes of the dynamic dims. OptionError: a DTensor on another mesh.
+        LayoutError: an invalid layout. SizesError: no plan serves the sizes of the dynamic dims. OptionError: a DTensor on another mesh, a
+        sharded buffer, or an argument on a part of the mesh.
     """
     check_call(model, example_args, fsdp2=True)
     check_pins(pins)
@@ -146,8 +152,6 @@ def plan(
 
 
 _make_plan = plan
-WHOLE = "give the plain model and plain arguments, and the layouts as pins=, input_layouts= or parallel="
-SIMULATED = "simulate fxshard.lower(model, args, plan) with weights={name: whole tensor}, or give the plain model and plain arguments"
 
 
 def diff(before: ShardingPlan, after: ShardingPlan) -> Comparison:

@@ -32,8 +32,8 @@ class Copy(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return collectives.wait_tensor(collectives.all_reduce(grad.contiguous(), "sum", ctx.mesh)), None
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return collectives.wait_tensor(collectives.all_reduce(grads[0].contiguous(), "sum", ctx.mesh)), None
 
 
 class Reduce(torch.autograd.Function):
@@ -44,8 +44,8 @@ class Reduce(torch.autograd.Function):
         return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), "sum", mesh))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return grad, None
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return grads[0], None
 
 
 class Gather(torch.autograd.Function):
@@ -57,8 +57,8 @@ class Gather(torch.autograd.Function):
         return collectives.wait_tensor(collectives.all_gather_tensor(x.contiguous(), x.dim() - 1, mesh))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return grad.chunk(ctx.mesh.size(), -1)[ctx.mesh.get_local_rank()].contiguous(), None
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return grads[0].chunk(ctx.mesh.size(), -1)[ctx.mesh.get_local_rank()].contiguous(), None
 
 
 class Part(nn.Module):
@@ -87,7 +87,7 @@ class Side(nn.Module):
 
 
 def megatron(setting: Setting, compiled: bool) -> Contestant:
-    """Raises CannotRun for other models, and where the ranks do not divide the heads of keys and values."""
+    """The step of the Llama. Raises CannotRun for other models, and where the ranks do not divide the heads of keys and values."""
     if setting.name != "llama" or KV_HEADS % setting.mesh.size():
         raise CannotRun(f"written for a Llama of which {KV_HEADS} heads of keys and values are divided evenly")
     model, mesh = setting.model, setting.mesh

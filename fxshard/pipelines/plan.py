@@ -25,7 +25,7 @@ from fxshard.pipelines.schedule import bubble, in_flight, stages_of_rank, step_t
 from fxshard.pipelines.split import split_layers
 from fxshard.plans.parallel import left_whole, read_parallel
 from fxshard.runtime.calls.options import with_known_options
-from fxshard.runtime.module.distributed_already import check_whole
+from fxshard.runtime.distributed_already import check_whole
 from fxshard.text_table import fitted
 
 

@@ -42,7 +42,6 @@ MATTERS = 0.97
 KEPT = 4
 """Number of plans whose exact memory is cached."""
 
-
 NEAR = 0.04
 """Relative gap at which the relaxed problem's plan is good enough, so that the problem itself is not solved."""
 

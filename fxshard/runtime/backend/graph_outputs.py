@@ -82,7 +82,7 @@ def find_outputs(module: fx.GraphModule, tensors: Sequence[torch.Tensor], distri
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not value.node.is_constant():
             raise TraceError(
                 "the graph returns a Python number that is known only at run time",
-                remedy="return a tensor, or leave torch._dynamo.config.capture_scalar_outputs off: then .item() breaks the graph",
+                remedy="return a tensor, or leave Dynamo's option capture_scalar_outputs off: then .item() breaks the graph",
             )
     shared = len({*map(storage_key, probes), *(k := _storages(values))}) < len(probes) + len(k)
     needed = [t.requires_grad and torch.is_grad_enabled() for t in tensors]

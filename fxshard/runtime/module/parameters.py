@@ -74,7 +74,7 @@ def layout_or_part(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement] 
 
 
 def with_held(held: Mapping[str, Any], pins: Mapping[str, Any], graph: PlanningGraph) -> dict[str, Any]:
-    """The user's pins, and the layouts of parameters that no pin names: by their name, another name of a tied one, or a glob."""
+    """The user's pins, and of ``held``, name -> layout, what no pin names: by name, by another name of a tied parameter, or by a glob."""
     names: dict[str, list[str]] = {}
     for name in held:
         names.setdefault(graph.aliases.get(name, name), []).append(name)

@@ -146,8 +146,8 @@ def _refuse_unseen(root: ValueSpec, nodes: Sequence[ObjectState | None], before:
                 raise TraceError(
                     f"the model returns a {kind.__module__}.{kind.__qualname__}, or leaves one in an argument, and that cannot be taken "
                     "apart into tensors",
-                    remedy="keep tensors in tuples, lists, dicts or objects of a class written in Python, or register the class with "
-                    "torch.utils._pytree, flatten_with_keys_fn included",
+                    remedy="keep tensors in tuples, lists, dicts or objects of a class written in Python, or register the class as a node "
+                    "of torch's pytree, flatten_with_keys_fn included",
                 )
 
 

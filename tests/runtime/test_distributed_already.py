@@ -129,14 +129,14 @@ def test_a_pin_of_the_same_name_counts_instead(mesh: DeviceMesh) -> None:
 
 @pytest.mark.parametrize("pin", ["up.weight", "down.weight", "*.weight"])
 def test_a_glob_or_another_name_of_a_tied_parameter_counts_too(pin: str, mesh: DeviceMesh) -> None:
-    model = nn.Module()
+    model = Perceptron()
     model.up, model.down = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
-    model.down.weight = model.up.weight
-    model.forward = lambda x: model.down(model.up(x))  # type: ignore[method-assign]
     model.up.weight = model.down.weight = nn.Parameter(distribute_tensor(model.up.weight.detach(), mesh["tp"], [Shard(0)]))
     x = torch.randn(8, 6)
     assert str(fxshard.plan(model, (x,), mesh, cache=False).layout_of("up.weight"))[-4:] == "S(0)"
     assert str(fxshard.plan(model, (x,), mesh, pins={pin: "RR"}, cache=False).layout_of("up.weight")) == "RR"
+    sharded = fxshard.parallelize(model, (x,), mesh, pins={pin: "RR"}, compiler="eager", cache=False)
+    assert sharded.up.weight is sharded.down.weight and Layout(sharded.up.weight.placements).is_replicated
 
 
 def test_buffers_are_replicated(mesh: DeviceMesh) -> None:
