@@ -52,11 +52,18 @@ SOLVERS: tuple[Mechanism, ...] = (
         ("solver/search/combining.py",),
     ),
     Mechanism(
-        "combining by cases",
+        "merged links",
         "solve",
-        "search the states of several plans by branch and bound if they are many",
-        {f"{SEARCH}.combining._by_cases": nothing},
-        ("solver/search/combining.py:_by_cases",),
+        "message passing with one table for all links between two nodes",
+        {f"{BOUNDS}.relax.worth_merging": no},
+        ("solver/bounds/merged_links.py",),
+    ),
+    Mechanism(
+        "tied start under limits",
+        "solve",
+        "planes and messages of the tied model where there are limits",
+        {f"{SEARCH}.case_split.start_from_tied": nothing},
+        ("solver/search/tied_limits.py",),
     ),
     Mechanism(
         "cases",

@@ -222,7 +222,7 @@ class Session:
         narrow = _forbid(root.relaxation.model, allowed), _forbid(root.relaxation.ascent.model, kept)
         relaxation = root.relaxation.from_state(root.state, *narrow, choices, gap, budget)
         relaxation.run()
-        combine(relaxation, search_tables, search_by_cases, budget)
+        combine(relaxation, search_tables, budget)
         if relaxation.choices is None:
             return None
         best = tuple(int(x) for x in relaxation.choices)
@@ -233,7 +233,7 @@ class Session:
 
 
 def _root(relaxation: Relaxation, state: tuple[FloatArray, ...], scale: Scale, reach: float) -> _Root:
-    ascent = relaxation.ascent
+    relaxation.tight = ascent = relaxation.ascent  # what was merged is released
     ascent.sweeper.restore(state)
     sizes = np.asarray([len(costs) for costs in ascent.model.costs])
     columns = [relaxation.undo(np.minimum(choice, sizes - 1)) for choice in range(int(sizes.max(initial=0)))]

@@ -6,7 +6,10 @@ from functools import cache
 
 import numpy as np
 
+from fxshard.solver.bounds.merged_links import MergedSweeper
+from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import from_problem
 from fxshard.solver.problem.problem import PlacementProblem
 from fxshard.solver.problem.rows import Live
 from fxshard.solver.problem.transfers import Transfer
@@ -34,6 +37,8 @@ def warm_up() -> None:
     peak = free.peak(Session(free, Budget(work_limit=WORK)).solution.choices)
     limited = PlacementProblem(costs, transfers=transfers, lives=lives, usage_limit=0.9 * peak)
     Session(limited, Budget(work_limit=WORK)).again({0: layouts > 0})
+    merged = MergedSweeper(Sweeper(from_problem(free))).splits
+    merged.separated([merged.table(number) for number in range(len(merged.links))])
 
 
 def _prices(rng: np.random.Generator) -> np.ndarray:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.bounds.cutting_planes import Bundle, Plane
+from fxshard.solver.bounds.merged_links import MergedSweeper
 from fxshard.solver.bounds.multipliers import RowPrices
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.primal.local_search import Polish
@@ -72,6 +73,18 @@ class Ascent:
         other.bound, other.plan, other.stall = -np.inf, None, STALL
         other.bundle = Bundle(other, rise=NEARBY)
         other.set_prices(self.multipliers)
+        return other
+
+    def merged(self) -> Ascent:
+        """An ascent with merged links, from the current messages and multipliers.
+
+        It changes the split prices of the separate links: afterwards, call `set_prices`.
+        """
+        other = copy(self)
+        other.sweeper = MergedSweeper(self.sweeper)
+        other.bound, other.best_multipliers = -np.inf, self.multipliers
+        other.bundle = Bundle(other, [plane for plane in self.bundle.planes if plane.exact])
+        self.budget.charge(2 * other.sweeper.entries)
         return other
 
     def state(self) -> State:

@@ -14,7 +14,9 @@ import numpy as np
 
 from fxshard.solver.bounds.bounds import Ascent
 from fxshard.solver.bounds.links import Link
+from fxshard.solver.bounds.merged_links import MergedSweeper, worth_merging
 from fxshard.solver.bounds.pruning import Slacks, find_slacks
+from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.arrays import FloatArray, IntArray
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
@@ -28,6 +30,9 @@ from fxshard.solver.reductions.memory import ConstantMemory, DominatedTimes
 PATIENCE = 0.001
 """Sweeps continue while four pairs raise the bound by this fraction of the gap: they are cheap compared with the search that follows."""
 
+SPLITTING = 20
+"""Pairs of sweeps that split shared prices between readers before links are merged."""
+
 MAX_JOINT = 400
 """The most states of a node for the joint choices of a value's source and readers; beyond, a node per layout is used."""
 
@@ -36,7 +41,7 @@ class Relaxation:
     """Message passing on a model with transfers.
 
     choices, value: the best plan known, and its cost. cutoff: only cheaper plans are better. bound: the proven lower bound.
-    undo: maps choices of the presolved model, `ascent.model`, to choices of `model`.
+    undo: maps choices of the presolved model, `ascent.model`, to choices of `model`. tight: the ascent of the highest bounds, see `merge`.
     """
 
     def __init__(self, model: Model, choices: IntArray | None, budget: Budget) -> None:
@@ -45,6 +50,7 @@ class Relaxation:
         self.bound = -np.inf
         smaller, self.undo, _ = reduce(model, (ArcConsistency(), ConstantMemory(), DominatedTimes()), 1, budget)
         self.ascent = Ascent(replace(smaller, cutoff=self.cutoff), budget, lambda choices, _: self.take(choices), PATIENCE)
+        self.tight = self.ascent
 
     def from_state(
         self, state: tuple[FloatArray, ...], model: Model, inner: Model, choices: IntArray | None, gap: float, budget: Budget
@@ -63,6 +69,7 @@ class Relaxation:
         self.ascent.sweeper.allow(np.isfinite(np.concatenate(inner.costs)))
         inner = replace(inner, grain=other.model.grain)
         other.ascent = self.ascent.narrowed(inner, other.cutoff, budget, lambda choices, _: other.take(choices))
+        other.tight = other.ascent
         return other
 
     @property
@@ -83,19 +90,46 @@ class Relaxation:
         whole = self.ascent.budget
         self.ascent.budget = whole if budget is None else budget
         if self.ascent.bound < self.ascent.cutoff:
-            self.ascent.run()
-        self.ascent.budget = whole
+            self._raise_bound()
         self.prove(self.ascent.bound)
+        self.ascent.budget = whole
+
+    def _raise_bound(self) -> None:
+        """Message passing; where there are limits, on separate links until their splits are good, and then on merged ones.
+
+        Without limits, pruning leaves so little that branch and bound gains nothing from higher bounds.
+        """
+        ascent = self.ascent
+        if not len(self.model.limits) or not worth_merging(ascent.sweeper):
+            ascent.run()
+            return
+        ascent.settle(SPLITTING)
+        self.prove(ascent.bound)
+        if not ascent.done:
+            tight = self.merge()
+            tight.run()
+            self.prove(tight.bound)
+            ascent.bundle.planes, ascent.plan = tight.bundle.planes, tight.plan
+            ascent.set_prices(tight.best_multipliers)
+
+    def merge(self) -> Ascent:
+        """Merge the links at the current messages and multipliers; returns the ascent with merged links, `tight` from now on.
+
+        Where that is not worth it, it is `ascent` itself. Both share the prices of separate links: after one was used, the other continues
+        with `set_prices` or `restore`.
+        """
+        self.tight = self.ascent.merged() if worth_merging(self.ascent.sweeper) else self.ascent
+        return self.tight
 
     def below(self, target: float) -> tuple[Model, Undo]:
         """The model pruned to plans that cost less than `target`, without transfers; raises `Exhausted` where there are none."""
-        left, undo = self.written(find_slacks(self.ascent, target), target)
+        left, undo = self.written(find_slacks(self.tight, target), target)
         return left, lambda choices: self.undo(undo(choices))
 
     def written(self, slacks: Slacks, target: float) -> tuple[Model, Undo]:
-        """The model left by the slacks for a target, without transfers, and the map of its choices to `ascent.model`."""
-        left, undo = write_out(self.ascent.model, slacks, self.ascent.sweeper.links)
-        return replace(left, prices=self.ascent.multipliers, cutoff=target), undo
+        """The model left by the slacks of `tight` for a target, without transfers, and the map of its choices to `ascent.model`."""
+        left, undo = write_out(self.ascent.model, slacks, self.tight.sweeper)
+        return replace(left, prices=self.tight.multipliers, cutoff=target), undo
 
     def take(self, choices: IntArray) -> float:
         """Offer a plan of `ascent.model`; returns the new cutoff."""
@@ -107,6 +141,7 @@ class Relaxation:
         if cost < self.value and self.model.fits(choices):
             self.choices, self.value = choices.copy(), cost
             self.ascent.cutoff = min(self.ascent.cutoff, self.cutoff)
+            self.tight.cutoff = min(self.tight.cutoff, self.cutoff)
         return self.cutoff
 
     def prove(self, bound: float) -> None:
@@ -114,18 +149,30 @@ class Relaxation:
         self.bound = max(self.bound, min(bound, self.cutoff))
 
 
-def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, Undo]:
+def write_out(model: Model, slacks: Slacks, sweeper: Sweeper) -> tuple[Model, Undo]:
     """The model of the remaining states with the costs of `slacks`, and every transfer as nodes and edges."""
     keep = [np.flatnonzero(np.isfinite(costs)) for costs in slacks.costs]
     if not all(len(states) for states in keep):
         raise Exhausted
     writer = _Writer(model, slacks, keep)
     parts: list[list[_Part]] = [[] for _ in model.transfers]
-    for link, table, split in zip(links, slacks.tables, slacks.splits, strict=True):
-        if link.transfer < 0 or (len(model.transfers[link.transfer].readers) == 1 and not writer.uses(link.transfer)):
+    merged = isinstance(sweeper, MergedSweeper)
+    if isinstance(sweeper, MergedSweeper):  # its links are edges; transfers add what they cost on top of their splits
+        for link, table in zip(sweeper.links, slacks.tables, strict=True):
             writer.edge(link, table)
+        links, tables, splits = sweeper.splits.separated(slacks.tables)
+    else:
+        links, tables, splits = sweeper.links, slacks.tables, slacks.splits
+    for link, table, split in zip(links, tables, splits, strict=True):
+        if link.transfer < 0 or (len(model.transfers[link.transfer].readers) == 1 and not writer.uses(link.transfer)):
+            if not merged:
+                writer.edge(link, table)
         else:
-            parts[link.transfer].append(_part(model.transfers[link.transfer], link, table, split))
+            transfer, readings = model.transfers[link.transfer], parts[link.transfer]
+            earlier = [node for node, _ in transfer.readers[: link.reader]]
+            if merged and transfer.readers[link.reader][0] in earlier:  # the table of both readings is one, and counts once
+                table = np.where(np.isfinite(table), 0.0, np.inf)
+            readings.append(_part(transfer, link, table, split, merged))
     for index, readings in enumerate(parts):
         if readings:
             writer.transfer(index, readings)
@@ -139,13 +186,15 @@ def write_out(model: Model, slacks: Slacks, links: list[Link]) -> tuple[Model, U
 
 @dataclass(frozen=True)
 class _Part:
-    """One reader's link of a transfer over all layouts (given, wanted). slack: of the link. rest: the slack without the split price."""
+    """One reader's link of a transfer over all layouts (given, wanted). slack: the least cost. rest: what the link adds to the model, its
+    slack, unless an edge has that (apart), less the split price."""
 
     slack: FloatArray
     rest: FloatArray
+    apart: bool
 
 
-def _part(transfer: Transfer, link: Link, table: FloatArray, split: FloatArray) -> _Part:
+def _part(transfer: Transfer, link: Link, table: FloatArray, split: FloatArray, apart: bool) -> _Part:
     node, want = transfer.readers[link.reader]
     cells = np.ix_(np.unique(transfer.have), np.unique(want))
     slack = np.full(transfer.prices.shape, np.inf)
@@ -153,8 +202,9 @@ def _part(transfer: Transfer, link: Link, table: FloatArray, split: FloatArray) 
     if node < transfer.source:
         table, split = table.T, split.T
     slack[cells] = table
-    rest[cells] = np.where(np.isfinite(split), table, np.inf) - np.where(np.isfinite(split), split, 0.0)
-    return _Part(slack, rest)
+    own = 0.0 if apart else table
+    rest[cells] = np.where(np.isfinite(split), own, np.inf) - np.where(np.isfinite(split), split, 0.0)
+    return _Part(slack, rest, apart)
 
 
 class _Writer:
@@ -254,5 +304,6 @@ def _joint(
         states, floor, costs = states[fits], floor[fits], costs[fits]
         if len(states) > MAX_JOINT:
             return None
-    fits = np.flatnonzero(costs < room)
+    apart = any(part.apart for part in parts)
+    fits = np.flatnonzero((costs + floor if apart else costs) < room)
     return states[fits], costs[fits]

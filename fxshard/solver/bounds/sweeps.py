@@ -7,6 +7,8 @@ prices (`links.Splits`).
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from fxshard.solver.bounds import sweep_kernels as kernels
@@ -16,6 +18,22 @@ from fxshard.solver.problem.arrays import BoolArray, FloatArray, IntArray, each,
 from fxshard.solver.problem.model import Model
 
 
+class Tables(Protocol):
+    """The links of a model and their tables: `links.Splits`, or `merged_links.MergedLinks`."""
+
+    links: list[Link]
+    start: IntArray
+    own: IntArray
+    shared: IntArray
+    values: FloatArray
+
+    @property
+    def rates(self) -> FloatArray: ...
+    def table(self, index: int, values: FloatArray | None = None) -> FloatArray: ...
+    def price(self, rates: FloatArray) -> None: ...
+    def rebalance(self, slack: FloatArray) -> None: ...
+
+
 class Sweeper:
     """The messages of one model, with the bounds and plans that they give.
 
@@ -23,10 +41,11 @@ class Sweeper:
     number per class of its receiver's states.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, links: Tables | None = None) -> None:
+        """links: other links of the model than those that `Splits` makes."""
         self.model = model
         sizes = np.asarray([len(cost) for cost in model.costs], dtype=np.int64)
-        self.splits = Splits(model)
+        self.splits: Tables = Splits(model) if links is None else links
         self.links = self.splits.links
         self.wiring = _wire(sizes, self.links, self.splits)
         self.offset = self.wiring.offset
@@ -110,7 +129,7 @@ class Sweeper:
         return Messages(self.splits.values, self.weights, self.messages[0], self.messages[1], self._share)
 
 
-def _wire(sizes: IntArray, links: list[Link], splits: Splits) -> Wiring:
+def _wire(sizes: IntArray, links: list[Link], splits: Tables) -> Wiring:
     """The links as flat arrays."""
     ends = np.asarray([link.ends for link in links], dtype=np.int64).reshape(-1, 2).T.copy()
     shapes = np.asarray([link.shape for link in links], dtype=np.int64).reshape(-1, 2).T.copy()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fxshard.solver.bounds.links import Splits
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.arrays import FloatArray, IntArray
 
@@ -26,6 +27,7 @@ def initialise_from_tied(tied: Sweeper, whole: Sweeper, of: IntArray, links: Int
             arriving.append(np.zeros(states[k]) if part < 0 else parts[part][0 if first[part] == node else 1])
         whole.messages[1 - end][:] = np.concatenate(arriving)
         whole.weights += _by_state(whole, end)
+    assert isinstance(whole.splits, Splits)
     sharing, made = whole.splits.sharing, {}
     uses, rates = whole.model.moving.flat.first, whole.splits.rates
     for first, last in zip(sharing.first[:-1].tolist(), sharing.first[1:].tolist(), strict=True):

@@ -88,7 +88,7 @@ class Branching:
     """Branch and bound on one relaxation, to which it offers the plans found. `bound` is a lower bound on all better plans."""
 
     def __init__(self, relaxation: Relaxation, search: Search, budget: Budget) -> None:
-        self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.ascent, budget, search
+        self.relaxation, self.ascent, self.budget, self._search = relaxation, relaxation.tight, budget, search
         self.sweeper = self.ascent.sweeper
         self.count = 0
         self._diving = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import Model, components, restrict
 from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Branching
-from fxshard.solver.search.combining import combine, combine_exactly
+from fxshard.solver.search.combining import combine
 from fxshard.solver.search.core_problem import is_large, search_cores
 from fxshard.solver.search.search import ComponentSearch
 from fxshard.solver.search.tied_limits import start_from_tied
@@ -40,13 +39,11 @@ def search_by_cases(
     steps: Steps | None = None,
     shown: Callable[[Relaxation], None] | None = None,
     near: Near | None = None,
-    *,
-    tied: bool = True,
 ) -> tuple[IntArray | None, float]:
     """Search a model with transfers: message passing, then branch and bound if a gap remains. Returns (the best plan, a lower bound).
 
     first: a known plan. shown: called with the relaxation before branching. near: called where message passing finds no plan that fits,
-    for choices that nearly fit or a proof that none does. tied: whether a model with limits starts from its tied model.
+    for choices that nearly fit or a proof that none does.
     """
     steps = [] if steps is None else steps
     try:
@@ -54,8 +51,8 @@ def search_by_cases(
     except Exhausted:
         return None, np.inf
     limited = len(relaxation.ascent.model.limits) > 0
-    if limited and tied and start_from_tied(relaxation, budget):
-        combine_exactly(relaxation, search_tables, budget)
+    if limited and start_from_tied(relaxation, budget):
+        combine(relaxation, search_tables, budget)
         steps.append(("tied model", f"plan {relaxation.value:.0f}"))
     elif search_tied(relaxation, search_by_cases, budget):
         steps.append(("tied model", f"plan {relaxation.value:.0f}"))
@@ -76,8 +73,8 @@ def search_by_cases(
         if np.isfinite(relaxation.value):
             relaxation.run()
             steps.append(("message passing", f"bound {relaxation.bound:.0f}, plan {relaxation.value:.0f}"))
-    if limited:  # the parts of a tied plan are combined as they are: to tie them again would find the same
-        combine(relaxation, search_tables, partial(search_by_cases, tied=False), budget)
+    if limited:
+        combine(relaxation, search_tables, budget)
         steps.append(("combine plans", f"plan {relaxation.value:.0f}"))
     if np.isinf(relaxation.value) and relaxation.model.entries <= WRITTEN_ENTRIES:
         _first_plan(relaxation, budget, steps)

@@ -21,7 +21,6 @@ from fxshard.solver.problem.infeasible import Exhausted
 from fxshard.solver.problem.model import keep_states
 from fxshard.solver.reductions import reduce
 from fxshard.solver.search.branching import Search
-from fxshard.solver.search.core_problem import MOST_LEFT, Cases, low_excess_states, search_restricted
 
 COUNTS = (3, 6, 12)
 """Numbers of plans combined, in turn."""
@@ -34,46 +33,23 @@ WORK = 1_000_000_000
 """Work of such a search, in table entries."""
 
 PAIRS = 10
-
-NEARBY = 0.03
-"""Fraction of all pairs of states that the search by branch and bound keeps: those of the plans, and those of least excess."""
+"""Pairs of sweeps on separate links, and again on merged ones."""
 
 
-def combine(relaxation: Relaxation, search: Search, cases: Cases, budget: Budget) -> None:
+def combine(relaxation: Relaxation, search: Search, budget: Budget) -> None:
     """Combine the cheapest plans of the cutting planes at the current multipliers with the best plan; better plans are offered.
 
-    Where the combined problem is too large to search exactly, branch and bound searches it together with other states of small excess.
+    Ends where the combined problem is too large to search exactly.
     """
-    plans = combine_exactly(relaxation, search, budget)
-    if plans:
-        _by_cases(relaxation, plans, cases, budget.part(WORK))
-
-
-def combine_exactly(relaxation: Relaxation, search: Search, budget: Budget) -> list[IntArray]:
-    """As `combine`, only as far as the combined problem can be searched exactly; returns the plans for which it was too large, if any."""
     ascent = relaxation.ascent
     for count in COUNTS:
         plans = ascent.bundle.plans(ascent.multipliers, count)
         if ascent.plan is not None:
             plans.append(ascent.plan)
         if not plans or budget.spent or relaxation.bound >= relaxation.cutoff:
-            return []
-        if not _combined(relaxation, plans, search, budget.part(WORK)):
-            return plans
-        if count >= len(ascent.bundle.planes):
-            return []
-    return []
-
-
-def _by_cases(relaxation: Relaxation, plans: Sequence[IntArray], cases: Cases, budget: Budget) -> None:
-    """Search the states of some plans, and others of small excess, by branch and bound."""
-    ascent = relaxation.ascent
-    states = low_excess_states(ascent, plans, NEARBY)
-    if sum(map(len, states)) > MOST_LEFT * len(ascent.sweeper.theta):
-        return
-    found, _ = search_restricted(replace(ascent.model, prices=ascent.multipliers), states, ascent.plan, cases, budget)
-    if found is not None:
-        relaxation.take(found)
+            return
+        if not _combined(relaxation, plans, search, budget.part(WORK)) or count >= len(ascent.bundle.planes):
+            return
 
 
 def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search, budget: Budget) -> bool:
@@ -83,10 +59,11 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
     smaller, undo = keep_states(replace(model, prices=relaxation.ascent.multipliers), states)
     try:
         left = Relaxation(smaller, None, budget)
-        for _ in range(PAIRS):
-            left.ascent.pair()
-            if budget.late:
-                return True
+        for ascent in (left.ascent, left.merge()):
+            for _ in range(PAIRS):
+                ascent.pair()
+                if budget.late:
+                    return True
         tables, back = left.below(relaxation.cutoff)
         if budget.late:
             return True

@@ -16,7 +16,7 @@ from fxshard.solver.limits.least import least_excess
 from fxshard.solver.primal.local_search import Polish
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
-from fxshard.solver.search.case_split import search_by_cases, search_tables
+from fxshard.solver.search.case_split import search_tables
 from fxshard.solver.search.combining import combine
 from tests.solver.problems import brute_force, integer_model, optimum, with_rows
 
@@ -58,7 +58,7 @@ def test_bounds_and_combined_plans(problem: PlacementProblem) -> None:
         relaxation.run()
         best = optimum(model)
         assert relaxation.bound <= best
-        combine(relaxation, search_tables, search_by_cases, Budget())
+        combine(relaxation, search_tables, Budget())
     assert relaxation.value >= best
     assert relaxation.choices is None or model.fits(relaxation.choices)
 
@@ -85,7 +85,7 @@ def test_parts_of_two_plans_are_combined() -> None:
         relaxation = Relaxation(model, None, Budget())
         relaxation.run()
         assert relaxation.choices is None
-        combine(relaxation, search_tables, search_by_cases, Budget())
+        combine(relaxation, search_tables, Budget())
     assert relaxation.value == optimum(model) == 45e6
 
 

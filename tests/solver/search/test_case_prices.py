@@ -110,7 +110,6 @@ def test_cases_search_what_combined_plans_leave(problem: PlacementProblem) -> No
     best = brute_force(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(combining, "ENTRIES", 0)
-        patch.setattr(combining, "MOST_LEFT", 0.9)
         if np.isfinite(best):
             assert solve(problem).objective == pytest.approx(best, rel=1e-9)
 
