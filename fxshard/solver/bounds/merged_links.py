@@ -32,14 +32,14 @@ class MergedLinks:
         pairs, group = np.unique(wiring.ends[0] * count + wiring.ends[1], return_inverse=True)
         ends = np.stack([pairs // count, pairs % count])
         sizes = np.diff(wiring.offset)[ends].T  # (merged links, ends)
-        self._first = starts(np.bincount(group, minlength=len(pairs)))
-        self._members = np.argsort(group, kind="stable")
-        self._begin = starts(sizes.ravel())
-        classes, self._states = np.empty((2, int(self._begin[-1])), dtype=np.int64)
+        first, members = starts(np.bincount(group, minlength=len(pairs))), np.argsort(group, kind="stable")
+        begin = starts(sizes.ravel())
+        classes, states = np.empty((2, int(begin[-1])), dtype=np.int64)
         numbers = np.empty(2 * len(pairs), dtype=np.int64)
-        refine(wiring, self._first, self._members, self._begin, classes, self._states, numbers)
+        refine(wiring, first, members, begin, classes, states, numbers)
         self._shapes = numbers.reshape(-1, 2)
-        parts = np.split(classes, self._begin[1:-1])
+        self._places = first, members, begin, states, self._shapes
+        parts = np.split(classes, begin[1:-1])
         shapes = zip(parts[::2], parts[1::2], ends.T.tolist(), self._shapes.tolist(), strict=True)
         self.links = [Link(i, j, rows, columns, (height, width)) for rows, columns, (i, j), (height, width) in shapes]
         self.own = starts(self._shapes.prod(axis=1))
@@ -55,15 +55,14 @@ class MergedLinks:
 
     def merge(self) -> None:
         """Compute the tables from those of the separate links."""
-        places = self._begin, self._states, self._shapes
-        add_tables(self._wiring, self.separate.values, self._first, self._members, *places, self.own, self.values)
+        self.values[:] = 0.0
+        relate(self._wiring, *self._places, self.own, self.values, self._wiring.table, self.separate.values, True)
 
     def messages(self, direction: int, sent: FloatArray) -> FloatArray:
         """The sum of the messages of the separate links in a direction, one number per class of the receiver, link by link."""
         begins = starts(self._shapes[:, 1 - direction])
         found = np.zeros(int(begins[-1]))
-        places = self._begin, self._states, self._shapes
-        add_messages(self._wiring, direction, sent, self._first, self._members, *places, begins, found)
+        add_messages(self._wiring, direction, sent, *self._places, begins, found)
         return found
 
     def table(self, index: int, values: FloatArray | None = None) -> FloatArray:
@@ -74,8 +73,7 @@ class MergedLinks:
         """The separate links, the least entry of the merged tables given for each entry of theirs, and their own tables."""
         numbers, whole = range(len(self.separate.links)), np.concatenate([*(table.ravel() for table in tables), np.zeros(0)])
         least = np.full(int(self.separate.own[-1]), np.inf)
-        places = self._begin, self._states, self._shapes
-        least_entries(self._wiring, whole, self._first, self._members, *places, self.own, self.separate.own, least)
+        relate(self._wiring, *self._places, self.own, whole, self.separate.own, least, False)
         return self.separate.links, [self.separate.table(k, least) for k in numbers], [self.separate.table(k) for k in numbers]
 
     def price(self, rates: FloatArray) -> None:
@@ -144,9 +142,8 @@ def refine(
 
 
 @compiled
-def add_tables(
+def relate(
     wiring: Wiring,
-    values: FloatArray,
     first: IntArray,
     members: IntArray,
     begin: IntArray,
@@ -154,9 +151,14 @@ def add_tables(
     shapes: IntArray,
     own: IntArray,
     merged: FloatArray,
+    tables: IntArray,
+    separate: FloatArray,
+    add: bool,
 ) -> None:
-    """Write the sums of the tables of separate links. first to states: as in `refine`. shapes: (links, 2) numbers of classes."""
-    merged[:] = 0.0
+    """add: add the entries of separate tables to the merged ones that they are part of; else lower them to the least of these.
+
+    first to states: as in `refine`. shapes: (links, 2) numbers of classes. own, tables: where each merged and each separate table begins.
+    """
     for group in range(len(shapes)):
         rows, columns = begin[2 * group], begin[2 * group + 1]
         height, across = shapes[group]
@@ -164,9 +166,13 @@ def add_tables(
             link = members[position]
             for a in range(height):
                 row = wiring.classes[wiring.start[0, link] + states[rows + a]]
-                table, cell = wiring.table[link] + row * wiring.sizes[1, link], own[group] + a * across
+                table, cell = tables[link] + row * wiring.sizes[1, link], own[group] + a * across
                 for b in range(across):
-                    merged[cell + b] += values[table + wiring.classes[wiring.start[1, link] + states[columns + b]]]
+                    entry = table + wiring.classes[wiring.start[1, link] + states[columns + b]]
+                    if add:
+                        merged[cell + b] += separate[entry]
+                    else:
+                        separate[entry] = min(separate[entry], merged[cell + b])
 
 
 @compiled
@@ -182,7 +188,7 @@ def add_messages(
     begins: IntArray,
     merged: FloatArray,
 ) -> None:
-    """Add the messages of separate links in a direction. first to shapes: as in `add_tables`."""
+    """Add the messages of separate links in a direction. first to shapes: as in `relate`."""
     end = 1 - direction
     for group in range(len(shapes)):
         low = begin[2 * group + end]
@@ -191,33 +197,3 @@ def add_messages(
             for k in range(shapes[group, end]):
                 own = wiring.classes[wiring.start[end, link] + states[low + k]]
                 merged[begins[group] + k] += sent[wiring.message[direction, link] + own]
-
-
-@compiled
-def least_entries(
-    wiring: Wiring,
-    merged: FloatArray,
-    first: IntArray,
-    members: IntArray,
-    begin: IntArray,
-    states: IntArray,
-    shapes: IntArray,
-    own: IntArray,
-    separate: IntArray,
-    least: FloatArray,
-) -> None:
-    """Lower the entries of separate tables, which begin at ``separate``, to the least of the merged ones that contain them.
-
-    first to own: as in `add_tables`.
-    """
-    for group in range(len(shapes)):
-        rows, columns = begin[2 * group], begin[2 * group + 1]
-        height, across = shapes[group]
-        for position in range(first[group], first[group + 1]):
-            link = members[position]
-            for a in range(height):
-                row = wiring.classes[wiring.start[0, link] + states[rows + a]]
-                table, cell = separate[link] + row * wiring.sizes[1, link], own[group] + a * across
-                for b in range(across):
-                    entry = table + wiring.classes[wiring.start[1, link] + states[columns + b]]
-                    least[entry] = min(least[entry], merged[cell + b])

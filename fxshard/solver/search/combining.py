@@ -59,7 +59,8 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
     smaller, undo = keep_states(replace(model, prices=relaxation.ascent.multipliers), states)
     try:
         left = Relaxation(smaller, None, budget)
-        for ascent in (left.ascent, left.merge()):
+        for merged in (False, True):
+            ascent = left.merge() if merged else left.ascent
             for _ in range(PAIRS):
                 ascent.pair()
                 if budget.late:

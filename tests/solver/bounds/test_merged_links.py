@@ -14,7 +14,8 @@ from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.infeasible import Exhausted
-from fxshard.solver.problem.model import from_problem
+from fxshard.solver.problem.model import Model, from_problem
+from fxshard.solver.search.combining import _combined
 from tests.solver.problems import integer_model, plans, with_transfers
 
 
@@ -75,3 +76,23 @@ def test_what_is_written_from_merged_links_costs_the_same(problem: PlacementProb
         raise AssertionError("the cheapest plan was pruned") from None
     found = min((left.evaluate(plan), tuple(relaxation.undo(undo(plan)))) for plan in plans(left))
     assert found[0] == every[0][0] and model.evaluate(np.asarray(found[1])) == every[0][0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(with_transfers(most=4))
+def test_the_problem_of_combined_plans_costs_the_same(problem: PlacementProblem) -> None:
+    """Plans that have all states between them: the problem that is searched has the optimum of the whole."""
+    model, found = integer_model(problem), []
+
+    def search(fewer: Model, known: float, budget: Budget) -> tuple[None, float]:
+        found.append(min(fewer.evaluate(plan) for plan in plans(fewer)))
+        return None, known
+
+    try:
+        relaxation = Relaxation(model, None, Budget())
+    except Exhausted:
+        return
+    sizes = [len(costs) for costs in relaxation.ascent.model.costs]
+    every = [np.minimum(state, np.asarray(sizes) - 1) for state in range(max(sizes))]
+    assert _combined(relaxation, every, search, Budget())
+    assert found in ([], [min(model.evaluate(plan) for plan in plans(model))])
