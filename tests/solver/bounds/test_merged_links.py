@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,21 +79,27 @@ def test_what_is_written_from_merged_links_costs_the_same(problem: PlacementProb
     assert found[0] == every[0][0] and model.evaluate(np.asarray(found[1])) == every[0][0]
 
 
-@settings(max_examples=60, deadline=None)
-@given(with_transfers(most=4))
-def test_the_problem_of_combined_plans_costs_the_same(problem: PlacementProblem) -> None:
+def parallel_and_shared(seed: int) -> PlacementProblem:
+    """Values with two readers each, beside an edge to each reader, so that links are parallel and their prices are split."""
+    rng, names = np.random.default_rng(seed), np.arange(3)
+    pairs = ((0, 1), (0, 2), (1, 2), (1, 3))
+    tables = tuple(rng.integers(0, 20, (3, 3)).astype(float) for _ in pairs)
+    prices = [rng.integers(1, 30, (3, 3)) * (1.0 - np.eye(3)) for _ in range(2)]
+    shared = tuple(Transfer(k, rng.permutation(3), ((k + 1, names), (k + 2, rng.permutation(3))), prices[k]) for k in range(2))
+    return PlacementProblem(tuple(rng.integers(0, 20, 3).astype(float) for _ in range(4)), pairs, tables, transfers=shared)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_problem_of_combined_plans_costs_the_same(seed: int) -> None:
     """Plans that have all states between them: the problem that is searched has the optimum of the whole."""
-    model, found = integer_model(problem), []
+    model = integer_model(parallel_and_shared(seed))
+    found: list[float] = []
 
     def search(fewer: Model, known: float, budget: Budget) -> tuple[None, float]:
         found.append(min(fewer.evaluate(plan) for plan in plans(fewer)))
         return None, known
 
-    try:
-        relaxation = Relaxation(model, None, Budget())
-    except Exhausted:
-        return
-    sizes = [len(costs) for costs in relaxation.ascent.model.costs]
-    every = [np.minimum(state, np.asarray(sizes) - 1) for state in range(max(sizes))]
-    assert _combined(relaxation, every, search, Budget())
-    assert found in ([], [min(model.evaluate(plan) for plan in plans(model))])
+    relaxation = Relaxation(model, None, Budget())
+    assert worth_merging(relaxation.ascent.sweeper)
+    assert _combined(relaxation, [np.full(4, state) for state in range(3)], search, Budget())
+    assert found == [min(model.evaluate(plan) for plan in plans(model))]
