@@ -47,6 +47,12 @@ def slices(packed: torch.Tensor, heads: int, pairs: int, size: int) -> tuple[tor
     return packed[..., :a], packed[..., a:b], packed[..., b:]
 
 
+def narrowed(packed: torch.Tensor, heads: int, pairs: int, size: int) -> tuple[torch.Tensor, ...]:
+    """[q | k | v] along dim -1, which the graph keeps as it is written."""
+    a, b = heads * size, pairs * size
+    return packed.narrow(-1, 0, a), packed.narrow(-1, a, b), packed.narrow(-1, a + b, b)
+
+
 def view(packed: torch.Tensor, heads: int, pairs: int, size: int) -> tuple[torch.Tensor, ...]:
     """[q | k | v] as a dim of 3, as vision transformers do."""
     return tuple(t.flatten(2) for t in packed.unflatten(2, (3, heads, size)).unbind(2))

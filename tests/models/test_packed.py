@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from equality import mesh_of
-from packed_models import MODELS, Attention, GateUp, by_head, made, slices, split, view
+from packed_models import MODELS, Attention, GateUp, by_head, made, narrowed, slices, split, view
 from test_known_collectives import residual_pins
 from torch import nn
 
@@ -49,7 +49,14 @@ def two_layers(take: Any, pairs: int) -> PlanningGraph:
 
 
 @pytest.mark.parametrize(
-    ("take", "pairs", "parts"), [(split, 8, "512+512+512"), (slices, 2, "512+128+128"), (view, 8, "512+512+512"), (by_head, 8, "")]
+    ("take", "pairs", "parts"),
+    [
+        (split, 8, "512+512+512"),
+        (slices, 2, "512+128+128"),
+        (narrowed, 2, "512+128+128"),
+        (view, 8, "512+512+512"),
+        (by_head, 8, ""),
+    ],
 )
 def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts: str) -> None:
     """With the residual stream whole, each layer has one all-reduce after attention and one after the MLP, and as many in the backward."""

@@ -92,6 +92,16 @@ def test_the_relaxed_problem_is_corrected_where_it_is_too_low() -> None:
     assert found.choices == (1,) and found.objective == 2.0 and found.lower_bound == 1.0 and not found.proven
 
 
+def test_solving_again_after_a_correction_has_the_bound_of_the_relaxed_problem() -> None:
+    """The correction excludes the choice of cost 2, which fits: the cost that is found with it, 9, bounds nothing."""
+    costs = (np.array([1.0, 2.0, 9.0]),)
+    problem = PlacementProblem(costs, usage_limit=10.0, lives=(Live(0, 2, np.array([20.0, 20.0, 1.0]), 0),))
+    relaxed = replace(problem, lives=(Live(0, 2, np.array([8.0, 9.0, 1.0]), 0),))
+    session = LimitedSession(Counts(problem, relaxed, lambda x: np.full(2, [11.0, 9.0, 1.0][x[0]])), Budget(work_limit=1e9))
+    again = session.again({0: np.array([True, True, True])})
+    assert again.choices == (2,) and again.lower_bound <= 2.0 and not again.proven
+
+
 def test_all_solves_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """The relaxed problem gets 65 % of the work, its corrections a quarter of the rest, and so on; ``again`` keeps 35 % for
     plans that fit."""

@@ -50,6 +50,20 @@ def test_fixing_one_node_closes_the_gap_of_a_ring() -> None:
     assert steps["message passing"].startswith("bound 0,") and steps["cases"].startswith("1:")
 
 
+@pytest.mark.parametrize(("grain", "aims"), [(5.5, False), (5.25, True)])
+def test_low_targets_are_skipped_where_the_gap_is_within_the_grain(grain: float, aims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring of cost 10 whose relaxation costs nothing: plans below 11 - grain are worth finding, which is the gap."""
+    problem = ring(7)
+    priced = replace(problem, transfers=tuple(replace(one, prices=10 * one.prices) for one in problem.transfers))
+    relaxation = Relaxation(replace(integer_model(priced), grain=grain), np.array([0, 1, 0, 1, 0, 1, 0]), Budget())
+    relaxation.run()
+    assert (relaxation.value, relaxation.bound) == (10, 0)
+    cases, targets = Branching(relaxation, given_up, Budget()), []
+    monkeypatch.setattr(cases, "_searched", lambda slacks, target, *rest: targets.append(target))
+    cases._aim()
+    assert bool(targets) is aims
+
+
 @settings(max_examples=150, deadline=None)
 @given(with_transfers(memory=True), st.sampled_from([0, 40]), st.sampled_from([0, 2**28]))
 def test_cases_end_at_the_optimum(problem: PlacementProblem, small: int, saved: int) -> None:

@@ -109,6 +109,11 @@ def test_layers_of_both_kinds_are_combined(held: int) -> None:
     assert relaxation.value == 3 * (40 - held) + 1
 
 
+def test_the_history_says_that_the_search_started_tied() -> None:
+    names = [name for name, _ in solve(layers_of_two_kinds(40, 135.0)).steps]
+    assert names.index("tied model") < names.index("message passing")
+
+
 def test_a_model_without_equal_nodes_does_not_start_tied() -> None:
     problem = layers_of_two_kinds(8, 35.0)
     costs = tuple(np.array([0.0, 3.0 + k]) for k in range(8))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxshard
+from fxshard.passes.trace.trace import trace
 
 DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "high": lambda x: torch.randint(x.shape[0], (5,)),
@@ -43,3 +44,12 @@ def test_numbers_equal_those_of_a_static_program(name: str) -> None:
 
     for size in (4, 10):
         assert torch.equal(drawn(4, size, dynamic=True), drawn(size, size, dynamic=False))
+
+
+@pytest.mark.parametrize("drop", [torch.dropout_, torch.alpha_dropout_, torch.feature_dropout_])
+def test_a_dropout_in_place_that_drops_nothing_leaves_no_node(drop: Callable[..., Tensor]) -> None:
+    def operators(function: Callable[[Tensor], Tensor]) -> list[str]:
+        graph = trace(Drawing(function), (torch.zeros(4, 4),), train=False)
+        return [str(node.target) for node in graph.module.graph.nodes if node.op == "call_function"]
+
+    assert operators(lambda x: drop(x * 2, 0.5, False)) == operators(lambda x: x * 2)
