@@ -38,7 +38,7 @@ def graph_of_mod(mod: Callable[..., Any], examples: Sequence[torch.Tensor]) -> t
 
 def is_varlen_attention(target: Any) -> bool:
     """Whether a node of a captured graph calls ``varlen_attn``: (q, k, v, bounds of q, of k, longest q, k, is_causal, scale, window, gqa,
-    used keys, block table, splits)."""
+    used keys, block table, splits; from 2.15 on the kernel)."""
     return "torch_attn::_varlen_attn" in (
         str(getattr(target, "_qualified_op_name", "")),
         getattr(target, "_name", "").removesuffix(".default"),

@@ -98,7 +98,7 @@ def test_imports_of_torch_are_shown(tmp_path: Path) -> None:
 def test_a_child_process_shows_its_own(tmp_path: Path) -> None:
     code, said = on_terminal("check-op", "aten.t.default", "--samples", "2", "--budget", "5")
     assert code == 0 and "checking aten.t.default: 00:0" in said and "fxshard check-op" not in said
-    assert screen(said)[0].startswith("aten.t.default: right")
+    assert any(line.startswith("aten.t.default: right") for line in screen(said))  # builds for CUDA warn before that where there is no GPU
 
 
 @pytest.mark.parametrize("json", [[], ["--json"]])

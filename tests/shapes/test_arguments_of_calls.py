@@ -10,6 +10,7 @@ from torch.export import Dim
 import fxshard
 from fxshard.errors import OptionError
 from fxshard.shapes import DynamicDim, dynamic_dims
+from tests.torch_versions import SINCE_2_15
 
 
 class Optional(nn.Module):
@@ -92,14 +93,13 @@ def marked(*marks: tuple[int, int | None, int | None], shape: tuple[int, ...] = 
     return x
 
 
-REPLACED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 """Whether a second mark of a dim takes the place of the first, as in torch 2.15, or narrows it."""
 
 
 def test_marks_have_ranges() -> None:
     assert dynamic_dims(Optional(), (marked((0, 2, 8)),), {}) == (DynamicDim("args_0_0", (("args[0]", 0),), 4, 2, 8),)
     (dim,) = dynamic_dims(Optional(), (marked((0, None, 8), (0, 3, None)),), {})
-    assert (dim.least, dim.most) == (3, None if REPLACED else 8)
+    assert (dim.least, dim.most) == (3, None if SINCE_2_15 else 8)
     (dim,) = dynamic_dims(Optional(), (marked((0, 2, 8)),), {}, {"x": {0: Dim("b", max=16)}})
     assert (dim.name, dim.least, dim.most) == ("b", 2, 8)
     with pytest.raises(OptionError, match="is 4, it must be from 5 to 8"):

@@ -13,13 +13,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from fxshard._torch_compat.imports.sources import quick_sources
 
-READERS = ("graph_info_provider", "knapsack_evaluator")
-"""Modules of ``torch._functorch._activation_checkpointing`` that import networkx; at import time they need only the name ``DiGraph``."""
+CHECKPOINTING = "torch._functorch._activation_checkpointing"
+READERS = ("graph_info_provider", "knapsack_evaluator", "min_cut")
+"""Modules of CHECKPOINTING that import networkx, the last one from torch 2.15 on; at import time they need only the name ``DiGraph``."""
 
 
 class Later(ModuleType):
@@ -45,7 +47,7 @@ def _postpone_networkx() -> None:
     vars(stub)["DiGraph"] = Any
     sys.modules["networkx"] = stub
     try:
-        readers = [import_module(f"torch._functorch._activation_checkpointing.{name}") for name in READERS]
+        readers = [import_module(f"{CHECKPOINTING}.{name}") for name in READERS if find_spec(f"{CHECKPOINTING}.{name}")]
     finally:
         del sys.modules["networkx"]
     for reader in readers:

@@ -23,7 +23,12 @@ MOST = 16
 """The most kernels in a file; the files of a module are compiled in parallel."""
 INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 _HEAD = re.compile(rf'\s*{re.escape(INCLUDE)}extern "C"\s+void\s+kernel\(')
-_ENTRY, _METHODS, _MODULE = "static PyObject* {entry_func}_py", "static PyMethodDef py_methods", "static struct PyModuleDef"
+_ENTRY, _METHODS, _END, _MODULE = (
+    "static PyObject* {entry_func}_py",
+    "static PyMethodDef py_methods[] = {{",
+    "{{NULL, NULL, 0, NULL}}",
+    "static struct PyModuleDef",
+)
 _JOINED: ContextVar[bool] = ContextVar("joined kernels", default=False)
 
 
@@ -131,16 +136,20 @@ def stands_alone(source: str) -> bool:
 
 
 @functools.cache
-def _template() -> tuple[str, str, str] | None:
-    """Inductor's text after a kernel in three parts: common code, the kernel's entry function, the module. None if it has another form."""
+def _template() -> tuple[str, str, str, str] | None:
+    """Inductor's text after a kernel in four parts: common code, the kernel's entry function, its row in the table of methods, the module.
+
+    None if it has another form.
+    """
     from torch._inductor.codecache import CppPythonBindingsCodeCache as Kernels
 
     text = Kernels.suffix_template
-    if [text.count(part) for part in (_ENTRY, _METHODS, _MODULE)] != [1, 1, 1]:
+    if [text.count(part) for part in (_ENTRY, _METHODS, _END, _MODULE)] != [1, 1, 1, 1]:
         return None
     once, rest = text.split(_ENTRY)
     entry, rest = rest.split(_METHODS)
-    return once, _ENTRY + entry, _MODULE + rest.split(_MODULE)[1]
+    row, rest = rest.split(_END)
+    return once, _ENTRY + entry, row, _MODULE + rest.split(_MODULE)[1]
 
 
 def _text(kernels: Sequence[tuple[Sequence[str], str]]) -> str:
@@ -149,7 +158,7 @@ def _text(kernels: Sequence[tuple[Sequence[str], str]]) -> str:
 
     parts = _template()
     assert parts is not None
-    once, entry, module = parts
+    once, entry, row, module = parts
     text = [INCLUDE]
     for i, (_, source) in enumerate(kernels):
         text.append(f"#define kernel kernel_{i}\n{source.strip().removeprefix(INCLUDE)}\n#undef kernel\n")
@@ -158,7 +167,7 @@ def _text(kernels: Sequence[tuple[Sequence[str], str]]) -> str:
         arguments = ", ".join(f"parse_arg<{kind.replace('const ', '')}>(args, {n})" for n, kind in enumerate(argtypes))
         call = Kernels.call_entry_function.format(arguments).replace("kernel(", f"kernel_{i}(", 1)
         text.append(entry.format(entry_func=f"kernel_{i}", arg_len=len(argtypes), call_entry_func=call))
-    names = ", ".join(f'{{"kernel_{i}", kernel_{i}_py, METH_VARARGS, ""}}' for i in range(len(kernels)))
-    text.append(f"static PyMethodDef py_methods[] = {{{names}, {{NULL, NULL, 0, NULL}}}};\n")
+    rows = "".join(row.format(entry_func=f"kernel_{i}") for i in range(len(kernels)))
+    text.append(f"{_METHODS.format()}{rows}{_END.format()}}};\n")
     text.append(module.format(entry_func="kernel"))
     return "\n".join(text)

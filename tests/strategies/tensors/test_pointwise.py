@@ -6,6 +6,7 @@ import torch
 from fxshard.strategies import registered_ops
 from tests.strategies.samples import positive, real, whole, yes_no
 from tests.strategies.shards import KERNELS, check, find
+from tests.torch_versions import SINCE_2_15
 
 FORWARD = [
     "abs acosh angle asinh atan ceil cos cosh digamma elu erf erfc exp exp2 expm1 floor frac gelu hardshrink hardsigmoid hardswish",
@@ -159,7 +160,7 @@ def test_integers_have_no_average_and_booleans_no_sum() -> None:
     assert not any("P -> P" in s for s in check("aten.clone.default", yes_no(5)))
 
 
-GONE = {"aten.cholesky.default"} if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15) else set()
+GONE = {"aten.cholesky.default"} if SINCE_2_15 else set()
 """What torch 2.15 no longer has."""
 
 

@@ -73,7 +73,7 @@ def _drop_functions(captured: fx.GraphModule) -> None:
 def _varlen_arguments(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of ``fxshard::varlen_attention``."""
     given: list[Any] = [*node.args, *VARLEN[len(node.args) :]]
-    q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, window, _, used, table, splits = given
+    q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, window, _, used, table, splits = given[: len(VARLEN)]
     if table is not None or cu_k is None:
         what = f"varlen_attn is called with {'block_table' if table is not None else 'cu_seq_k=None'}: a paged cache is not planned"
         raise TraceError(what, where=source_line(node), remedy="gather the pages, and pass keys and values with cu_seq_k")
@@ -126,7 +126,7 @@ def _flex_attention(
 
 CAUSAL, ALL = "causal", "all"
 VARLEN = (None,) * 7 + (False, None, None, False, None, None, None)
-"""Defaults of the arguments of ``varlen_attn``'s operator."""
+"""Defaults of the arguments of ``varlen_attn``'s operator; from torch 2.15 on one more follows, which kernel computes it."""
 COMPARISONS = {operator.ge: (2, 3), operator.le: (3, 2), torch.ge: (2, 3), torch.le: (3, 2)}
 """Comparisons of (batch, head, query, key) that are causal masks, by the positions of their operands."""
 
