@@ -140,8 +140,9 @@ def test_a_plans_file_with_other_parts_is_refused() -> None:
 FALCON: dict[str, dict[str, Any]] = {
     "falcon rw": {"new_decoder_architecture": False, "multi_query": False, "parallel_attn": False, "bias": True},
     "falcon 40b": {"new_decoder_architecture": True, "num_kv_heads": 4},
+    "falcon 7b": {"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "bias": False},
 }
-"""[q k v] of each head in turn, and of each group; 40B runs attention and MLP side by side, after a norm each."""
+"""[q k v] of each head in turn, of each group, and of all heads; 40B and 7B run attention and MLP side by side, 40B after a norm each."""
 
 
 @lru_cache
@@ -200,3 +201,16 @@ def test_a_plan_with_other_collectives_than_megatrons_costs_less() -> None:
     free, megatron = (plan_graph(graph, mesh, Request(pins=p, input_layouts="R", output_layouts="R")) for p in ({}, pins))
     assert reductions(megatron) == ["all_reduce"] * 8 and len(free.collectives) > 8
     assert free.gap == megatron.gap == 0 and 0.99 < free.objective / megatron.objective < 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_head_of_keys_and_values_is_gathered_as_megatron_does(ranks: int) -> None:
+    """With fewer heads of keys and values than ranks, Megatron-Core gathers the whole projection (``get_query_key_value_tensors``), so
+    four collectives a layer are its least here, too. The solver's plan has up to three more, and costs less than one with its weights."""
+    graph, mesh = published("falcon 7b"), fxshard.Mesh({"tp": ranks}, hardware="h100")
+    columns, rows = ("*.query_key_value.weight", "*.dense_h_to_4h.weight"), ("*.dense.weight", "*.dense_4h_to_h.weight")
+    pins = {**dict.fromkeys(columns, "S(0)"), **dict.fromkeys(rows, "S(1)")}
+    free, megatron = (plan_graph(graph, mesh, Request(pins=p, input_layouts="R", output_layouts="R")) for p in ({}, pins))
+    projection = (4, 128, (1024 + 2 * 64) // ranks)
+    assert ("all_gather", projection) in [(c.kind, c.buffer) for c in megatron.collectives]
+    assert free.gap == megatron.gap == 0 and free.objective < megatron.objective
