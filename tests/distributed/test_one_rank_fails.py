@@ -35,7 +35,7 @@ assert rank or "rank 1 could not bind the program: " in str(error) and "rank-000
 
 error = raised("replan", () if rank else ("plan_graph",))
 assert isinstance(error, RunError if rank else ValueError), error
-assert not rank or "rank 0 could not share the plan" in str(error) and "failed here" in str(error), error
+assert not rank or "rank 0 could not plan: ValueError: " in str(error) and "failed here" in str(error), error
 
 error = raised("replan", ("lower_plan",) if rank else ())
 assert isinstance(error, ValueError if rank else RunError), error

@@ -101,12 +101,14 @@ class Meeting:
                 text = meeting.outcome()
 
     ``topic``: what the ranks do here, as in "rank 1 did not come to <topic>"; different topics are an error. ``brings``: this rank's note.
-    ``timeout``: seconds from entering until this rank gives up, plus at most 10 while the others read. Raises RunError, with the same text
-    on all ranks, if ranks are missing or differ in topic.
+    ``timeout``: seconds from entering until this rank gives up, plus at most 10 while the others read. ``work``: what the leader does in
+    the block, as in "rank 0 could not <work>"; by default ``topic``. Raises RunError, with the same text on all ranks, if ranks are
+    missing or differ in topic.
     """
 
-    def __init__(self, group: Group, topic: str, brings: str = "", timeout: float = TIMEOUT) -> None:
+    def __init__(self, group: Group, topic: str, brings: str = "", timeout: float = TIMEOUT, work: str = "") -> None:
         self._group, self._topic, self._brings, self._timeout = group, topic, brings, timeout
+        self._work = work if work and self.leads else topic
         self._base = f"fxshard/{_digest(group.ranks)}"
         self._known = self._lost = False
 
@@ -209,11 +211,15 @@ class Meeting:
         return [] if self._has(*keys.values()) else [rank for rank, key in keys.items() if not self._has(key)]
 
     def _failure(self, error: BaseException) -> RunError:
-        what = f"{self._own_name()} could not {self._topic}"
-        if isinstance(error, FxshardError):
-            return RunError(f"{what}: {error.what}", where=error.where, remedy=error.remedy)
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return RunError(f"{what}: {said}", where=self._where(), remedy=f"see the traceback in the output of {self._own_name()}")
+        """What the other ranks raise for ``error`` of this one: its type and first line."""
+        name, said = type(error).__name__, _first_line(error.what if isinstance(error, FxshardError) else str(error))
+        what = f"{self._own_name()} could not {self._work}: {f'{name}: {said}' if said else name}"
+        if not isinstance(error, FxshardError):
+            remedy = f"see the output of {self._own_name()}, which has the whole error and its traceback"
+            return RunError(what, where=self._where(), remedy=remedy)
+        whole = f"{self._own_name()} has the whole error"
+        remedy = f"{error.remedy} ({whole})" if error.remedy else whole
+        return RunError(what, where=_first_line(error.where or "") or None, remedy=remedy)
 
     def _timeout_error(self) -> RunError:
         absent, leader = self._absent(), name_ranks([self._group.leader])
@@ -285,6 +291,11 @@ def agree(group: Group, topic: str, note: str, decide: Callable[[dict[int, str]]
             meeting.refuse(outcome)
         meeting.decide(outcome)
         return outcome
+
+
+def _first_line(text: str) -> str:
+    first, _, more = text.strip().partition("\n")
+    return f"{first.rstrip()} ..." if more else first
 
 
 def _digest(ranks: tuple[int, ...]) -> str:

@@ -103,15 +103,15 @@ def share_plan(
         group: ranks and their store, instead of the default process group.
 
     Raises:
-        RunError: if planning fails: at once, on all other ranks, with the message from the rank that plans. If ranks do not call
-            this within ``timeout``: on all ranks, naming the missing ones. If ranks give different keys or call something else here.
-            If the store is gone.
+        RunError: if planning fails: at once, on all other ranks, with the type and first line of the error of the rank that plans. If ranks
+            do not call this within ``timeout``: on all ranks, naming the missing ones. If ranks give different keys or call something else
+            here. If the store is gone.
         OptionError: ``ranks`` are not ranks of the process group.
     """
     group = group or default_group(ranks)
     if group is None:
         return make_plan()
-    with Meeting(group, f"share the plan ({key})" if key else "share the plan", timeout=timeout) as meeting:
+    with Meeting(group, f"share the plan ({key})" if key else "share the plan", timeout=timeout, work="plan") as meeting:
         if meeting.leads:
             plan = make_plan()
             text = plan.to_json()

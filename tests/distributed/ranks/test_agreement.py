@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxshard
-from fxshard.errors import RunError
+from fxshard.errors import ConstraintError, RunError
 from fxshard.runtime.backend import backend
 from fxshard.runtime.module import module
 from fxshard.runtime.module.module import parallelize
@@ -136,4 +136,13 @@ def failed_compilation() -> None:
         torch.testing.assert_close(run(x, mesh(), ""), linear()(x))
 
 
-found, test_two_ranks = two_ranks(parallelized, compiled, bound, failed_compilation)
+def failed_plan() -> None:
+    """A memory limit that no plan keeps is rank 0's error; the other rank says what it is, and who has the whole of it."""
+    x = torch.ones(4, 6)
+    whole = r"^nothing fits in memory_limit=(.|\n)*most of it in\n +tensor "
+    short = r"^rank 0 could not plan: ConstraintError: nothing fits in (.|\n)* in \.\.\.\n(.|\n)*\(rank 0 has the whole error\)$"
+    with pytest.raises(by_rank(ConstraintError, RunError), match=by_rank(whole, short)):
+        parallelize(linear(), (x,), mesh(), compiler="eager", timeout=20.0, memory_limit=8)
+
+
+found, test_two_ranks = two_ranks(parallelized, compiled, bound, failed_compilation, failed_plan)

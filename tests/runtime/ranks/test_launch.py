@@ -89,8 +89,41 @@ def test_a_failure_to_plan_reaches_all_at_once_and_the_planner_keeps_its_own_err
     assert isinstance(found[0], ConstraintError)
     for rank in (1, 2):
         assert type(found[rank]) is RunError
-        assert found[rank].what == "rank 0 could not share the plan: the pin 'wq' matches nothing"
-        assert (found[rank].where, found[rank].remedy) == ("pins", "name a parameter")
+        assert found[rank].what == "rank 0 could not plan: ConstraintError: the pin 'wq' matches nothing"
+        assert (found[rank].where, found[rank].remedy) == ("pins", "name a parameter (rank 0 has the whole error)")
+
+
+def test_of_a_long_error_the_other_ranks_get_the_first_lines() -> None:
+    def fail(error: Exception) -> ShardingPlan:
+        raise error
+
+    long = ConstraintError("nothing fits", where="mesh tp=2; most of it in\n    tensor  bytes\n    x  1 GB")
+    found = run_ranks((0, 1), lambda g: share_plan(lambda: fail(long), group=g, timeout=600.0))
+    assert found[0] is long
+    said = (
+        "rank 0 could not plan: ConstraintError: nothing fits\n  where: mesh tp=2; most of it in ...\n  to do: rank 0 has the whole error"
+    )
+    assert str(found[1]) == said
+    found = run_ranks((0, 1), lambda g: share_plan(lambda: fail(ValueError("first\nsecond")), group=g, timeout=600.0))
+    assert found[1].what == "rank 0 could not plan: ValueError: first ..."
+    assert found[1].remedy == "see the output of rank 0, which has the whole error and its traceback"
+
+
+def test_a_rank_that_fails_where_another_plans_is_not_said_to_plan() -> None:
+    failed = threading.Event()
+
+    def body(group: Group) -> None:
+        try:
+            with Meeting(group, "share the plan", timeout=600.0, work="plan") as meeting:
+                if group.rank == 1:
+                    raise KeyboardInterrupt
+                failed.wait(SLOW)
+                meeting.everyone()
+        finally:
+            failed.set()
+
+    found = run_ranks((0, 1), body)
+    assert found[0].what == "rank 1 could not share the plan: KeyboardInterrupt"
 
 
 def test_a_failure_to_plan_does_not_wait_for_ranks_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +132,7 @@ def test_a_failure_to_plan_does_not_wait_for_ranks_that_are_missing(monkeypatch:
 
     found = run_ranks((0, 1, 2), lambda g: share_plan(fail, group=g, timeout=600.0), come=(0, 1))
     assert isinstance(found[0], ZeroDivisionError)
-    assert "rank 0 could not share the plan: ZeroDivisionError" in str(found[1])
+    assert "rank 0 could not plan: ZeroDivisionError" in str(found[1])
 
 
 @pytest.mark.parametrize(("come", "missing"), [((0, 2), "rank 1"), ((0,), "ranks 1-2"), ((1, 2), "rank 0"), ((1,), "ranks 0, 2")])
