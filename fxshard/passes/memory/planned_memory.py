@@ -100,7 +100,7 @@ def _op(node: fx.Node) -> str:
 class Shortage:
     """The limit, the least memory found and the lower bound, in bytes, with the profile of the plan that needs the least.
 
-    ``sizes``: the sizes of dynamic dims, by name, that it refers to.
+    ``sizes``: the sizes of dynamic dims, by name, that it refers to. ``offloads``: whether the host was used already.
     """
 
     limit: int
@@ -109,6 +109,7 @@ class Shortage:
     mesh: Mesh
     profile: MemoryProfile | None
     sizes: tuple[tuple[str, int], ...] = ()
+    offloads: bool = False
 
     @property
     def _where(self) -> str:
@@ -130,8 +131,11 @@ class Shortage:
         known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
         smaller = "smaller sizes (the max of their Dims)" if self.sizes else "a smaller batch"
-        others = f"Otherwise use a larger mesh, {smaller}, an optimizer with less state, fewer pins and input_layouts"
-        others += ", or offload='optimizer' (--offload optimizer), which holds its state on the host"
+        others = f"Otherwise use a larger mesh, {smaller}, an optimizer with less state"
+        if self.offloads:
+            others += ", or fewer pins and input_layouts"
+        else:
+            others += ", fewer pins and input_layouts, or offload='optimizer' (--offload optimizer), which holds its state on the host"
         return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")
 
     def _heaviest(self) -> str:

@@ -321,7 +321,8 @@ def _shortage(error: InfeasibleError, annotated: Annotated, constraints: Constra
     if error.least_choices:
         times, specs, moves, on_host = _in_memory(annotated, formulation, error.least_choices)
         profile = planned_profile(times, specs, moves, mesh, constraints.optimizer, on_host)
-    return Shortage(constraints.memory_limit, error.least_usage, error.usage_bound, mesh, profile, annotated.at_memory_sizes.sizes)
+    least, bound, sizes = error.least_usage, error.usage_bound, annotated.at_memory_sizes.sizes
+    return Shortage(constraints.memory_limit, least, bound, mesh, profile, sizes, constraints.offload.is_used)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _offloading(graph: PlanningGraph, mesh: Mesh, given: Any, pins: Any) -> Offl
     else:
         known = None
     found = Offloading(() if fixed is not None else read_offload(given), known)
-    if found.kinds or found.fixed:
+    if found.is_used:
         check_host(mesh.hardware)
     return found
 

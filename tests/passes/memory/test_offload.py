@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fxshard
-from fxshard.errors import OptionError
+from fxshard.errors import ConstraintError, OptionError
 from fxshard.mesh.hardware import Hardware, Link
 from fxshard.mesh.mesh import Mesh, parse_mesh
 from fxshard.passes.annotation.annotate import annotate
@@ -145,3 +145,11 @@ def test_errors() -> None:
     slow = Mesh({"a": 2}, replace(TOY, host=None))
     with pytest.raises(OptionError, match="does not say how fast the link to the host is"):
         fxshard.plan(Layers(), (torch.randn(8, 4),), slow, memory_limit=1000, offload=True, cache=False)
+
+
+def test_what_is_used_already_is_no_advice() -> None:
+    for kinds in (False, True):
+        with pytest.raises(ConstraintError, match="nothing fits in memory_limit=10") as caught:
+            planned(10, kinds, pins={"*": "R"})
+        assert ("offload" in str(caught.value.remedy)) == (not kinds), caught.value.remedy
+    assert str(caught.value.remedy).endswith("an optimizer with less state, or fewer pins and input_layouts")
