@@ -20,7 +20,7 @@ from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mix
 from fxshard.passes.trace.trace import check_call
 from fxshard.pipelines.cut import Chain, best_cut, bounds, least_memory
 from fxshard.pipelines.prices import price
-from fxshard.pipelines.refusals import check_axis, check_modules, fixed_starts, no_cut
+from fxshard.pipelines.refusals import check_axis, check_modules, fixed_starts, keyword_arguments, no_cut
 from fxshard.pipelines.schedule import bubble, in_flight, stages_of_rank, step_time
 from fxshard.pipelines.split import split_layers
 from fxshard.plans.parallel import left_whole, read_parallel
@@ -129,6 +129,7 @@ def plan_pipeline(
     mixed_precision: MixedPrecision | None = None,
     time_limit: float | None = None,
     cache: bool = True,
+    example_kwargs: Mapping[str, Any] | None = None,
 ) -> PipelinePlan:
     """Cuts ``model`` into stages, one for each rank of ``axis`` (two if they are interleaved), so that a step takes the least time. Needs
     no process group and no weights in memory.
@@ -138,7 +139,8 @@ def plan_pipeline(
     (docs/pipelines.md).
 
     Args:
-        mb_args, mb_kwargs: arguments of the model for one microbatch; meta tensors will do.
+        mb_args, mb_kwargs: arguments of the model for one microbatch; meta tensors will do. ``example_kwargs``, as in ``fxshard.plan``, is
+            another name of ``mb_kwargs``.
         microbatches: number of microbatches in a step, at least the number of ranks of ``axis``.
         schedule: ``"1F1B"``; ``"GPipe"``, which holds all microbatches of a step at once; or ``"Interleaved1F1B"``, in which a rank has two
             stages, and waits about half as long.
@@ -148,17 +150,18 @@ def plan_pipeline(
         optimizer, mixed_precision, time_limit, cache: as in ``fxshard.plan``; ``time_limit`` is for each of its plans.
 
     Raises:
-        OptionError: an unknown axis or schedule, or too few microbatches. PlanError: the model has no list of layers, or has what a
-        pipeline does not support: tied parameters, batch norm, random operators, buffers that it writes. ConstraintError: nothing fits in
-        the memory limit. TraceError: torch.export cannot export the model.
+        OptionError: an unknown axis or schedule, too few microbatches, or keyword arguments by both names. PlanError: the model has no list
+        of layers, or has what a pipeline does not support: tied parameters, batch norm, random operators, buffers that it writes.
+        ConstraintError: nothing fits in the memory limit. TraceError: torch.export cannot export the model.
     """
     check_call(model, mb_args, fsdp2=True)
-    check_whole(model, mb_args, mb_kwargs, "give the plain model and plain arguments; for the other axes, say parallel=")
+    kwargs = keyword_arguments(mb_kwargs, example_kwargs)
+    check_whole(model, mb_args, kwargs, "give the plain model and plain arguments; for the other axes, say parallel=")
     whole_mesh = as_mesh(mesh)
     check_axis(whole_mesh, axis, microbatches, schedule)
     check_modules(model)
     limit = math.inf if memory_limit is None else read_size(memory_limit, "memory_limit")
-    args, kwargs, inside = tuple(mb_args), dict(mb_kwargs or {}), inner_mesh(whole_mesh, axis)
+    args, inside = tuple(mb_args), inner_mesh(whole_mesh, axis)
     stages = whole_mesh.shape[whole_mesh.axis(axis)] * stages_of_rank(schedule)
     names, pieces = split_layers(model, args, kwargs)
     tied = fixed_starts(names, [{n for n, _ in piece.module.named_parameters()} for piece in pieces], model)

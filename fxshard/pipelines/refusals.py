@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -39,6 +40,14 @@ def check_axis(mesh: Mesh, axis: str, microbatches: int, schedule: str) -> None:
     if not microbatches_fit(schedule, stages, microbatches):
         what = f"{schedule} passes microbatches in {microbatches // stages} rounds of equal size, and there are {microbatches}"
         raise OptionError(what, where="microbatches", remedy=f"give a multiple of {stages}, the ranks of axis {axis!r}")
+
+
+def keyword_arguments(mb_kwargs: Mapping[str, Any] | None, example_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The model's keyword arguments, which have two names; raises OptionError if they are given by both."""
+    if mb_kwargs is not None and example_kwargs is not None:
+        what = "mb_kwargs and example_kwargs are two names of the same: keyword arguments for one microbatch"
+        raise OptionError(what, where="example_kwargs", remedy="give all of them in one")
+    return dict(mb_kwargs or example_kwargs or {})
 
 
 def check_modules(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ from fxshard.errors import OptionError, PlanError, closest
 from fxshard.layout.layouts import Layout, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.pipelines.plan import PipelinePlan, inner_mesh, plan_pipeline
-from fxshard.pipelines.refusals import NO_OFFLOAD, OFFLOAD_REMEDY, check_axis
+from fxshard.pipelines.refusals import NO_OFFLOAD, OFFLOAD_REMEDY, check_axis, keyword_arguments
 from fxshard.pipelines.split import Passed, StageModule, split
 from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.calls.options import check_device_mesh, check_unused
@@ -121,6 +121,7 @@ def pipeline(
     plan: PipelinePlan | None = None,
     memory_limit: float | str | None = None,
     hardware: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ShardedStage:
     """This rank's stage of ``model``, cut along ``axis`` of ``device_mesh`` and sharded over its other axes; every rank calls this.
@@ -138,7 +139,8 @@ def pipeline(
     ``ScheduleInterleaved1F1B``. The last of them is the pipeline's last stage on the last rank of ``axis``.
 
     Args:
-        mb_args, mb_kwargs: arguments of the model for one microbatch. All microbatches have the same sizes.
+        mb_args, mb_kwargs: arguments of the model for one microbatch. All microbatches have the same sizes. A step takes keyword arguments
+            by name too, on the first stage. ``example_kwargs`` is another name of ``mb_kwargs``.
         microbatches: their number in a step: give the schedule the same.
         plan: a plan from ``fxshard.plan_pipeline``, the same on all ranks; by default one rank makes it for all.
         schedule, memory_limit: as in ``fxshard.plan_pipeline``. A ``plan`` must be for this schedule, and has its own limit.
@@ -159,7 +161,7 @@ def pipeline(
     mesh = as_mesh(device_mesh, hardware)
     check_axis(mesh, axis, microbatches, schedule)
     check_unused(plan, memory_limit=memory_limit)
-    kwargs, timeout = dict(mb_kwargs or {}), options.get("timeout", TIMEOUT)
+    kwargs, timeout = keyword_arguments(mb_kwargs, example_kwargs), options.get("timeout", TIMEOUT)
     if plan is None:
         planning = {name: options[name] for name in PLANNING if name in options}
 

@@ -130,6 +130,21 @@ def test_inner_axes_keep_their_links() -> None:
     assert [inside.link(i) for i in range(2)] == [between.link(0), between.link(2)]
 
 
+def test_keyword_arguments_are_taken_as_plan_takes_them() -> None:
+    tokens, keep, targets = arguments()
+    named = {"targets": targets, "keep": keep}
+    plans = [
+        fxshard.plan_pipeline(Net(), (tokens,), MESH, microbatches=4, cache=False, **{name: named})
+        for name in ("example_kwargs", "mb_kwargs")
+    ]
+    assert plans[0].to_json() == plans[1].to_json()
+    assert plans[0].starts == fxshard.plan_pipeline(Net(), (tokens, keep, targets), MESH, microbatches=4, cache=False).starts
+    with pytest.raises(OptionError, match="mb_kwargs and example_kwargs are two names of the same"):
+        fxshard.plan_pipeline(Net(), (tokens,), MESH, microbatches=4, example_kwargs=named, mb_kwargs={})
+    with pytest.raises(OptionError, match=r"plan_pipeline has no option 'kwargs'\n.*pass the model's keyword arguments as example_kwargs"):
+        fxshard.plan_pipeline(Net(), (tokens,), MESH, microbatches=4, kwargs=named)  # type: ignore[call-arg]
+
+
 def test_what_pipelines_do_not_support_is_refused() -> None:
     args = arguments()
 

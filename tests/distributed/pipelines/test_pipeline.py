@@ -152,6 +152,27 @@ def refused() -> None:
         make(plan=other)
 
 
+def by_name() -> None:
+    """Keyword arguments go to the first stage by name, in any order, as torch's schedules pass them."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model = Net()
+    reference = copy.deepcopy(model)
+    device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    tokens, keep, targets = torch.randint(0, 11, (8, 5)), torch.rand(8, 5) > 0.3, torch.randint(0, 11, (8, 5))
+    named = {"targets": targets[:2], "keep": keep[:2]}
+    stage = fxshard.pipeline(model, (tokens[:2],), device_mesh, microbatches=4, example_kwargs=named, compiler="eager", cache=False)
+    runs = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda found, _: found[0])
+    if stage.is_first:
+        runs.step(tokens, keep=keep, targets=targets)
+    else:
+        runs.step(target=targets, return_outputs=False)
+    torch.stack([reference(*(x[i : i + 2] for x in (tokens, keep, targets)))[0] for i in range(0, 8, 2)]).mean().backward()
+    for name, parameter in stage.submod.named_parameters():
+        assert parameter.grad is not None
+        same(parameter.grad, reference.get_parameter(name).grad, name)  # type: ignore[arg-type]
+
+
 def a_stage_fails() -> None:
     """The other stage learns of it, instead of waiting for what this one would send."""
     device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
@@ -162,4 +183,4 @@ def a_stage_fails() -> None:
         fxshard.pipeline(Logits(), (torch.randint(0, 11, (2, 5)),), device_mesh, microbatches=4, compiler="eager")
 
 
-found, test_four_ranks = on_ranks(4, fully_sharded, interleaved, tensor_parallel, refused, a_stage_fails)
+found, test_four_ranks = on_ranks(4, fully_sharded, interleaved, tensor_parallel, refused, a_stage_fails, by_name)
