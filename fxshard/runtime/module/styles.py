@@ -54,29 +54,29 @@ def parallelize_module(
         device_mesh: by default that of ``with device_mesh:``. A part of a mesh (``mesh["tp"]``) will do.
         parallelize_plan: styles by module name (``{"layers.*.attn.w[qkv]": ColwiseParallel()}``, wildcards as in torch), or one style for
             ``module`` itself; with several axes, what each is for, by its name: ``{"dp": FullyShard(), "tp": {"up": ColwiseParallel()}}``,
-            where a one-word plan or a ``tp_plan`` of Hugging Face (``fxshard.plans.parallel``) may stand for styles. "auto", or no plan,
-            leaves the choice to the solver.
+            where a one-word plan or a ``tp_plan`` of Hugging Face (``fxshard.plans.parallel``) may stand for styles. A word alone is for
+            a mesh of one axis. "auto", or no plan, leaves the choice to the solver.
         src_data_rank: as in torch, the rank within each axis whose weights count; None: each rank shards its own.
         options: those of ``parallelize``.
 
     Raises:
-        OptionError: a plan that is none, styles without an axis, a ``src_data_rank`` that an axis lacks. Otherwise as ``parallelize``,
-            possibly at the first call.
+        OptionError: a plan that is none, a misspelt word or style, styles without an axis, words both in the plan and as ``parallel=``, a
+            ``src_data_rank`` that an axis lacks. Otherwise as ``parallelize``, possibly at the first call.
     """
-    waiting = dissolve(module) if isinstance(module, nn.Module) else ()
-    check_call(module, example_args or ())
     mesh = device_mesh if device_mesh is not None else active_mesh()
     if mesh is None:
         raise OptionError("parallelize_module has no mesh", remedy="pass device_mesh, or call it within `with device_mesh:`")
     check_device_mesh(mesh)
+    by_axis, settings = _read(parallelize_plan, options, mesh)  # before a forward that waits is removed
+    waiting = dissolve(module) if isinstance(module, nn.Module) else ()
+    check_call(module, example_args or ())
     check_gradient_hooks(module)
     if example_kwargs is not None and example_args is None:
         raise OptionError("example_kwargs need example_args", remedy="pass example_args=() beside them")
     if src_data_rank is not None and not 0 <= src_data_rank < min(mesh.mesh.shape):
         what = f"there is no rank {src_data_rank} on each axis of a mesh of {' x '.join(map(str, mesh.mesh.shape))}"
         raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
-    by_axis, words = split_plan(parallelize_plan, mesh)
-    settings = with_parts(read_options(Settings, {"parallel": words or None, **options}, "parallelize_module"), as_mesh(mesh), waiting)
+    settings = with_parts(settings, as_mesh(mesh), waiting)
     unsaid, partly = taken_over(module, waiting)
     slots = _made_plain(module, unsaid)
     plain = {name for name, p in module.named_parameters(remove_duplicate=False) if not isinstance(p, DTensor)}
@@ -98,6 +98,17 @@ def parallelize_module(
         return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
     module.forward = DeferredForward(module, vars(module).get("forward"), free, as_mesh(mesh), settings, mesh)
     return module
+
+
+def _read(plan: Any, options: Mapping[str, Any], mesh: DeviceMesh) -> tuple[dict[str, Styles], Settings]:
+    """The styles of each axis that has some, and the options with the words for others. Raises OptionError for what cannot be read."""
+    by_axis, words = split_plan(plan, mesh)
+    given = options.get("parallel")
+    if words and given is not None:
+        what = f"parallelize_plan and parallel= both give words for axes: {words!r:.60} and {given!r:.60}"
+        raise OptionError(what, where="parallel", remedy="give all of them in parallelize_plan")
+    read_parallel(given, as_mesh(mesh))
+    return by_axis, read_options(Settings, {**options, "parallel": words or given}, "parallelize_module")
 
 
 Slots = dict[tuple[int, str], nn.Parameter]
@@ -166,7 +177,7 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
         words = {axis: one for axis, one in plan.items() if one is None or isinstance(one, str) or _is_word(one)}
         read_parallel(words or None, as_mesh(mesh))  # a word that is none is an error here, not at the first call
         return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
-    if _is_word(plan):
+    if _is_word(plan) or isinstance(plan, str):
         return {}, read_parallel(plan, as_mesh(mesh))
     if isinstance(plan, Mapping):
         keys = (key for key, one in plan.items() if isinstance(one, (*WORDS, Mapping)))
