@@ -85,6 +85,23 @@ class Communication:
         return f"Communication({self.axis!r}, at_most={self.at_most!r})"
 
 
+class Held(dict[str, Placement]):
+    """The layout of a DTensor, in the place of a pin or input layout that nobody wrote: its placements by axis; other axes are free.
+
+    ``movable``: whether the user may say otherwise, so that the plan moves it.
+    """
+
+    def __init__(self, placements: Mapping[str, Placement], movable: bool = True) -> None:
+        super().__init__(placements)
+        self.movable = movable
+
+    def text(self, name: str, option: str) -> str:
+        """What errors call it; ``option``: where the user may say otherwise."""
+        layout = " and ".join(f"{placement_str(placement)} on {axis}" for axis, placement in self.items())
+        otherwise = f" ({option}= would count instead)" if self.movable else ""
+        return f"{name} in {layout}, as the DTensor that it is already{otherwise}"
+
+
 Constraint = Pin | Equal | Forbid | Communication
 OBJECTIVES = ("time", "communication")
 """What a plan may minimise: microseconds of a step, or bytes sent per rank."""

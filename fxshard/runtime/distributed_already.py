@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat.fully_shard import is_fully_sharded
 from fxshard.errors import OptionError
@@ -18,11 +17,10 @@ from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.passes.pipeline import Compilation, Request, make_plan, trace_model
+from fxshard.plans.constraints import Held
 from fxshard.runtime.module.fully_sharded import check_part, fully_shard_set_aside
-from fxshard.runtime.module.parameters import layout_or_part, with_held
+from fxshard.runtime.module.parameters import held_layout, with_held
 from fxshard.runtime.simulate.values import argument_values
-
-Held = dict[str, Layout | dict[str, Placement]]
 
 
 def plan_as_held(request: Request, mesh: Mesh | DeviceMesh, dump: str | Path | None) -> Compilation:
@@ -45,7 +43,7 @@ def plan_as_held(request: Request, mesh: Mesh | DeviceMesh, dump: str | Path | N
             if tensor.device_mesh.ndim != whole.ndim:
                 what = f"{name} is a DTensor on {tensor.device_mesh}, a part of {whole}"
                 raise OptionError(what, where=name, remedy="redistribute it on the whole mesh, or give a plain tensor")
-        held = {name: layout_or_part(tensor, whole, moved.get(id(tensor))) for name, tensor in {**weights, **arguments}.items()}
+        held = {name: held_layout(tensor, moved.get(id(tensor))) for name, tensor in {**weights, **arguments}.items()}
         graph = trace_model(request, whole, dump)
         return make_plan(Compilation(whole, _with(request, graph, held, whole.axis_names), graph), dump)
 
@@ -85,7 +83,7 @@ def _check_buffers(model: nn.Module) -> None:
             raise OptionError(what, where=name, remedy="keep the buffer whole, or make it a parameter that needs no gradient")
 
 
-def _with(request: Request, graph: PlanningGraph, held: Held, axes: Sequence[str]) -> Request:
+def _with(request: Request, graph: PlanningGraph, held: Mapping[str, Held], axes: Sequence[str]) -> Request:
     """The request with the layouts of DTensors of which it says nothing."""
     inputs = {end.name for end in graph.inputs_of("input")}
     weights = {end.name for end in graph.inputs} - inputs | set(graph.aliases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxshard
-from fxshard.errors import OptionError, RunError, TraceError
+from fxshard.errors import ConstraintError, OptionError, RunError, TraceError
 from fxshard.layout.layouts import Layout
 
 Make = Callable[[DeviceMesh], nn.Module]
@@ -137,6 +138,36 @@ def test_a_glob_or_another_name_of_a_tied_parameter_counts_too(pin: str, mesh: D
     assert str(fxshard.plan(model, (x,), mesh, pins={pin: "RR"}, cache=False).layout_of("up.weight")) == "RR"
     sharded = fxshard.parallelize(model, (x,), mesh, pins={pin: "RR"}, compiler="eager", cache=False)
     assert sharded.up.weight is sharded.down.weight and Layout(sharded.up.weight.placements).is_replicated
+
+
+def styled_by_fxshard(mesh: DeviceMesh) -> nn.Module:
+    return fxshard.parallelize_module(Perceptron(), mesh, {"tp": {"up": ColwiseParallel(), "down": RowwiseParallel()}})
+
+
+@pytest.mark.parametrize(
+    ("make", "run"),
+    [(make, run) for make in (tensor_parallel, both) for run in (fxshard.plan, fxshard.parallelize)]
+    + [(styled_by_fxshard, fxshard.parallelize)],
+)
+def test_a_contradiction_says_that_a_layout_is_that_of_a_dtensor(make: Make, run: Callable[..., object], mesh: DeviceMesh) -> None:
+    """Not that it is a pin, which nobody wrote."""
+    beside = {"up.weight": r"S\(1\) on dp and ", "down.weight": r"S\(0\) on dp and "} if make is both else {}
+    equal = [fxshard.Equal("up.weight", "down.weight")]
+    with pytest.raises(ConstraintError) as caught:
+        run(make(mesh), (torch.randn(8, 6),), mesh, constraints=equal, cache=False)
+    assert "pins[" not in str(caught.value)
+    for name, on in (("up.weight", r"S\(0\) on tp"), ("down.weight", r"S\(1\) on tp")):
+        said = rf"{name} in {beside.get(name, '')}{on}, as the DTensor that it is already \(pins= would count instead\)"
+        assert re.search(said, caught.value.what), caught.value.what
+    pinned = fxshard.plan(tensor_parallel(mesh), (torch.randn(8, 6),), mesh, constraints=equal, pins={"*.weight": "RR"}, cache=False)
+    assert pinned.layout_of("up.weight") == pinned.layout_of("down.weight")
+
+
+def test_a_contradiction_says_so_of_arguments_too(mesh: DeviceMesh) -> None:
+    rows = distribute_tensor(torch.randn(8, 6), mesh, [Shard(0), Replicate()])
+    said = r"args\[0\] in S\(0\) on dp and R on tp, as the DTensor that it is already \(input_layouts= would count instead\); Forbid"
+    with pytest.raises(ConstraintError, match=said):
+        fxshard.plan(Perceptron(), (rows,), mesh, constraints=[fxshard.Forbid("args[0]", "S(0)R")], cache=False)
 
 
 def test_buffers_are_replicated(mesh: DeviceMesh) -> None:

@@ -27,7 +27,7 @@ from fxshard.passes.memory.offload import Offloading
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
 from fxshard.passes.planning.parallel_axes import AxisCondition, axis_conditions, warn_of_unmatched
 from fxshard.passes.planning.patterns import Pattern, on_several_ranks, pattern, read_pattern, says_nothing
-from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, check_constraints, shown
+from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, Held, check_constraints, shown
 from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel
 from fxshard.plans.plan_data import OpSpec, again
@@ -146,6 +146,8 @@ class _UserText:
     whole: bool = False
 
     def of(self, layout: Any, part: str = "") -> str:
+        if isinstance(layout, Held):
+            return layout.text(self.name, self.text.partition("[")[0])
         return self.text if self.whole else f"{self.text}{part}={shown(layout)}"
 
 
@@ -264,7 +266,8 @@ class _Reader:
         try:
             found = self._with_parts(place, pattern(layout, self.mesh, self._dims(place), what), what)
         except LayoutError as error:
-            raise LayoutError(error.what, where=error.where or user_text.text + part, remedy=error.remedy) from error
+            where = user_text.of(layout) if isinstance(layout, Held) else user_text.text + part
+            raise LayoutError(error.what, where=error.where or where, remedy=error.remedy) from error
         self.add(place, Condition(found, user_text.of(layout, part), place.output))
 
     def _parts(self, place: Place) -> Mapping[int, tuple[int, ...]]:

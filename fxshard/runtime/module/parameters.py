@@ -22,6 +22,7 @@ from fxshard.errors import PlanError, RunError
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.layout.layouts import Block, Layout, local_blocks, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
+from fxshard.plans.constraints import Held
 from fxshard.plans.offload import PARAMETERS
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.calls.inputs import as_dtensor, has_layout
@@ -66,11 +67,10 @@ def held_parameters(model: nn.Module, graph: PlanningGraph) -> dict[str, DTensor
     return {name: parameter for name, parameter in named if name in known and isinstance(parameter, DTensor)}
 
 
-def layout_or_part(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement] | None = None) -> Layout | dict[str, Placement]:
-    """The layout of a DTensor, or its placements by axis if it is on a part of ``mesh``: the other axes are open. ``placements``: those
-    that it will have, if others than now."""
-    known = dict(zip(as_mesh(tensor.device_mesh).axis_names, placements or tensor.placements, strict=True))
-    return Layout(known.values()) if set(known) == set(mesh.axis_names) else known
+def held_layout(tensor: DTensor, placements: Sequence[Placement] | None = None, movable: bool = True) -> Held:
+    """The layout that a DTensor has, or will have if ``placements`` are others; axes that its mesh lacks are open. ``movable``: whether
+    the plan may move it."""
+    return Held(dict(zip(as_mesh(tensor.device_mesh).axis_names, placements or tensor.placements, strict=True)), movable)
 
 
 def with_held(held: Mapping[str, Any], pins: Mapping[str, Any], graph: PlanningGraph) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
 from fxshard.runtime.calls.settings import Settings
-from fxshard.runtime.module.parameters import held_parameters, layout_or_part, offloads_of, with_held
+from fxshard.runtime.module.parameters import held_layout, held_parameters, offloads_of, with_held
 from fxshard.runtime.module.shard_arguments import ShardArguments
 
 MODE_NAMES = {True: "training", False: "inference"}
@@ -100,7 +100,7 @@ class PlanRequests:
         graph, given = builder.graph, self.settings.pins
         own: dict[str, Any] = {i.name: Layout.replicated(self.mesh.ndim) for i in graph.inputs_of("buffer")}
         held = held_parameters(self.model, graph)
-        own.update({n: layout_or_part(p, self.mesh) for n, p in held.items() if not (first and id(p) in self.open_parameters)})
+        own.update({n: held_layout(p, movable=first) for n, p in held.items() if not (first and id(p) in self.open_parameters)})
         if first:
             return given if isinstance(given, ShardingPlan) else with_held(own, given or {}, graph)
         kept = {} if given is None or isinstance(given, ShardingPlan) else given

@@ -26,7 +26,7 @@ from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_over, with_parts
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.module import shard_module
-from fxshard.runtime.module.parameters import check_gradient_hooks, layout_on, layout_or_part, parameter_slots, shard_parameters
+from fxshard.runtime.module.parameters import check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
 from fxshard.runtime.rank_graph.bind import mesh_device
 
@@ -145,8 +145,8 @@ def _same_objects(module: nn.Module, slots: Slots) -> None:
 def parts_of_mesh(module: nn.Module, device_mesh: DeviceMesh) -> dict[str, Any]:
     """The placements by axis of the parameters that a style has put on a part of ``device_mesh``; the plan decides on the other axes."""
     named = dict(module.named_parameters(remove_duplicate=False))
-    known = {name: layout_or_part(p, as_mesh(device_mesh)) for name, p in named.items() if isinstance(p, DTensor)}
-    return {name: part for name, part in known.items() if isinstance(part, dict)}
+    known = {name: held_layout(p) for name, p in named.items() if isinstance(p, DTensor)}
+    return {name: part for name, part in known.items() if len(part) < device_mesh.ndim}
 
 
 def agree_across_axes(module: nn.Module, parts: Mapping[str, Mapping[str, Any]], mesh: DeviceMesh, index: int) -> None:
