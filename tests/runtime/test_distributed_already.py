@@ -170,6 +170,86 @@ def test_a_contradiction_says_so_of_arguments_too(mesh: DeviceMesh) -> None:
         fxshard.plan(Perceptron(), (rows,), mesh, constraints=[fxshard.Forbid("args[0]", "S(0)R")], cache=False)
 
 
+def of_one_dim(mesh: DeviceMesh) -> nn.Module:
+    """Rows on both axes."""
+    model = Perceptron()
+    for part in (model.up, model.down):
+        part.weight = nn.Parameter(distribute_tensor(part.weight.detach(), mesh, [Shard(1), Shard(0)]))
+    return model
+
+
+def with_one_row(mesh: DeviceMesh) -> nn.Module:
+    """One rank has the row, and a word for the axis would keep it whole."""
+    model = Perceptron()
+    model.up, model.down = nn.Linear(6, 1, bias=False), nn.Linear(1, 6, bias=False)
+    return fully_sharded(mesh, model)
+
+
+S0, S1 = r"S\(0\)", r"S\(1\)"
+
+
+OVERRULED = pytest.mark.parametrize(
+    ("make", "words", "said"),
+    [
+        (
+            fully_sharded,
+            {"dp": "ddp"},
+            rf"DataParallel\(\)\}} does not count for 2 parameters, .*: up.weight in {S0} on dp, down.weight in {S0}",
+        ),
+        (both, {"dp": "ddp", "tp": "auto"}, rf"DataParallel\(\)\}} .*: up.weight in {S1} on dp, down.weight in {S0} on dp$"),
+        (tensor_parallel, {"tp": {"up": "rowwise"}}, rf"ByName\(.* does not count for 1 parameter, .*: up.weight in {S0} on tp$"),
+        (of_one_dim, {"dp": fxshard.FullyShard()}, ""),  # dim 0 is sharded on tp: another will do
+        (fully_sharded, {"dp": "fsdp", "tp": "tp"}, ""),
+        (with_one_row, {"dp": "fsdp"}, ""),
+        (both, {"dp": "fsdp", "tp": "tp"}, ""),
+        (tensor_parallel, {"dp": "ddp", "tp": {"up": "colwise", "down": "rowwise"}}, ""),
+    ],
+)
+
+
+def overruled(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "does not count for" in record.getMessage()]
+
+
+@OVERRULED
+@pytest.mark.parametrize("run", [fxshard.plan, fxshard.parallelize])
+def test_a_word_that_dtensors_overrule_is_a_warning(
+    run: Callable[..., object], make: Make, words: dict[str, object], said: str, mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(make(mesh), (torch.randn(8, 6),), mesh, parallel=words, cache=False)
+    found = overruled(caplog)
+    assert len(found) == bool(said) and all(re.search(said, text) for text in found), found
+
+
+def test_a_word_that_styles_overrule_is_a_warning_too(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    styles = {"tp": {"up": ColwiseParallel(), "down": RowwiseParallel()}}
+    more = {"example_args": (torch.randn(8, 6),), "compiler": "eager", "cache": False}
+    fxshard.parallelize_module(Perceptron(), mesh, styles, parallel={"tp": {"down": "rowwise"}}, **more)
+    assert not overruled(caplog)
+    fxshard.parallelize_module(Perceptron(), mesh, styles, parallel={"tp": {"up": "rowwise"}}, **more)
+    (said,) = overruled(caplog)
+    assert said.endswith("up.weight in S(0) on tp")
+
+
+@pytest.mark.parametrize("run", [fxshard.plan, fxshard.parallelize])
+def test_no_word_is_warned_of_where_pins_say_otherwise(
+    run: Callable[..., object], mesh: DeviceMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(fully_sharded(mesh), (torch.randn(8, 6),), mesh, parallel={"dp": "ddp"}, pins={"*.weight": {"dp": Replicate()}}, cache=False)
+    assert not overruled(caplog)
+
+
+def test_a_later_program_warns_of_no_word(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    """Its layouts are those of the first plan, which pins decided."""
+    pins = {"up.weight": {"dp": Replicate()}}
+    sharded = fxshard.parallelize(
+        Perceptron(), (torch.randn(8, 6),), mesh, parallel={"dp": "fsdp"}, pins=pins, compiler="eager", cache=False
+    )
+    with torch.no_grad():
+        sharded(torch.randn(4, 6))
+    assert len(sharded.forward.programs) > 1 and not overruled(caplog)  # type: ignore[union-attr]
+
+
 def test_buffers_are_replicated(mesh: DeviceMesh) -> None:
     """As parallelize takes them; a sharded one is refused by name."""
     model, x = Scaled(), torch.randn(8, 6)

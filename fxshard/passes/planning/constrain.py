@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat.dtensor.packed import PackedShard
@@ -25,7 +26,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.packing import packings_of
 from fxshard.passes.memory.offload import Offloading
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
-from fxshard.passes.planning.parallel_axes import AxisCondition, axis_conditions, warn_of_unmatched
+from fxshard.passes.planning.parallel_axes import AxisCondition, axis_conditions, warn_of_overruled, warn_of_unmatched
 from fxshard.passes.planning.patterns import Pattern, on_several_ranks, pattern, read_pattern, says_nothing
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, Held, check_constraints, shown
 from fxshard.plans.offload import read_offload
@@ -165,6 +166,7 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self.names = Names(self.graph)
+        self.held: dict[str, Layout] = {}  # node -> the layout of a DTensor, of which the user could say otherwise
 
     def add(self, place: Place, condition: Condition) -> None:
         if place.readers:
@@ -201,7 +203,7 @@ class _Reader:
     def read_words(self, parallel: Parallel) -> None:
         """Adds what one-word plans say where nothing else is said of the same tensor and axis."""
         warn_of_unmatched(self.graph, parallel, self.mesh)
-        before, known = (dict(self.values), dict(self.results)), set()
+        before, known, overruled = (dict(self.values), dict(self.results)), set(), []
         for one in axis_conditions(self.graph, parallel):
             axis = self.mesh.axis(one.axis)
             for place in self._places(one):
@@ -212,6 +214,17 @@ class _Reader:
                 said = before[0].get(place.node, ()) if place.result is None else before[1].get(place.result, ())
                 if not any(c.pattern[axis] is not None and not c.forbidden for c in said):
                     self._add_word(one, place)
+                elif place.result is None and self._is_overruled(one, place):
+                    overruled.append(one)
+        warn_of_overruled(self.graph, overruled, self.held, self.mesh)
+
+    def _is_overruled(self, one: AxisCondition, place: Place) -> bool:
+        """Whether a DTensor has another layout than the word says."""
+        wanted = pattern({one.axis: one.placement}, self.mesh, self._dims(place), one.node)
+        if place.node not in self.held or (_lacks_parts(wanted) and not self._parts(place)):
+            return False
+        wanted = self._with_parts(place, wanted, one.node)
+        return not Condition(wanted, one.text, 0, one.forbidden, one.beside).admits(self.held[place.node])
 
     def _places(self, one: AxisCondition) -> list[Place]:
         if not one.returned:
@@ -269,6 +282,8 @@ class _Reader:
             where = user_text.of(layout) if isinstance(layout, Held) else user_text.text + part
             raise LayoutError(error.what, where=error.where or where, remedy=error.remedy) from error
         self.add(place, Condition(found, user_text.of(layout, part), place.output))
+        if isinstance(layout, Held) and layout.movable:
+            self.held[place.node] = Layout(placement or Replicate() for placement in found)
 
     def _parts(self, place: Place) -> Mapping[int, tuple[int, ...]]:
         """The parts into which the model takes the dims of a value that may be packed."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard.errors import count_text
 from fxshard.graph.planning_graph import PlanningGraph, example_shape
+from fxshard.layout.layouts import Layout, placement_str
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.planning.names import some
 from fxshard.plans.parallel import Parallel, leading, of_inputs
 
 log = logging.getLogger("fxshard")
@@ -59,6 +62,23 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
                     yield AxisCondition(node, axis, placement, texts[axis])
                 if plan.is_returned_whole(module):
                     yield AxisCondition(node, axis, Replicate(), texts[axis], returned=True)
+
+
+def warn_of_overruled(graph: PlanningGraph, said: Iterable[AxisCondition], held: Mapping[str, Layout], mesh: Mesh) -> None:
+    """Logs for each word the parameters whose layouts, those of the DTensors that they are already, are others. ``held``: by node.
+
+    A shard of a dim of one row, as ``fully_shard`` makes it where a word says Replicate, is not told.
+    """
+    names = {end.node: end.name for end in graph.inputs_of("parameter")}
+    found: dict[str, dict[str, str]] = {}
+    for one in said:
+        placed = held[one.node][mesh.axis(one.axis)]
+        dim = getattr(placed, "dim", None)
+        if one.node in names and (dim is None or graph.by_name[one.node].meta["val"].shape[dim] != 1):
+            found.setdefault(one.text, {})[one.node] = f"{names[one.node]} in {placement_str(placed)} on {one.axis}"
+    for text, those in found.items():
+        what = "%s does not count for %s, DTensors already, whose layouts hold unless pins= says otherwise: %s"
+        log.warning(what, text, count_text(len(those), "parameter"), some(those.values(), 3))
 
 
 def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel, mesh: Mesh) -> None:
