@@ -163,6 +163,19 @@ def test_a_contradiction_says_that_a_layout_is_that_of_a_dtensor(make: Make, run
     assert pinned.layout_of("up.weight") == pinned.layout_of("down.weight")
 
 
+def test_a_contradiction_in_the_backend_says_so_too(mesh: DeviceMesh) -> None:
+    """It leaves DTensors where they are, so that no pin would count instead."""
+    torch._dynamo.reset()
+    model = Perceptron()
+    for part, dim in ((model.up, 0), (model.down, 1)):
+        part.weight = nn.Parameter(distribute_tensor(part.weight.detach(), mesh, [Replicate(), Shard(dim)]))
+    options = {"mesh": mesh, "compiler": "eager", "cache": False, "constraints": [fxshard.Equal("up.weight", "down.weight")]}
+    x = distribute_tensor(torch.randn(8, 6), mesh, [Replicate(), Replicate()])
+    said = r"up.weight in R on dp and S\(0\) on tp, as the DTensor that it is already; down.weight in .* that it is already; Equal"
+    with pytest.raises(ConstraintError, match=said):
+        torch.compile(model, backend="fxshard", options=options)(x)
+
+
 def test_a_contradiction_says_so_of_arguments_too(mesh: DeviceMesh) -> None:
     rows = distribute_tensor(torch.randn(8, 6), mesh, [Shard(0), Replicate()])
     said = r"args\[0\] in S\(0\) on dp and R on tp, as the DTensor that it is already \(input_layouts= would count instead\); Forbid"

@@ -18,12 +18,13 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
 from fxshard.passes.planning.constrain import Condition
 from fxshard.passes.planning.patterns import pattern
-from fxshard.plans.constraints import Pin
+from fxshard.plans.constraints import Held, Pin
 from fxshard.plans.parallel import of_inputs
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.backend.backend_options import BackendOptions
 from fxshard.runtime.calls.inputs import layout_of
 from fxshard.runtime.calls.request_builder import RequestBuilder
+from fxshard.runtime.module.parameters import held_layout
 from fxshard.runtime.module.several_sizes import sampled_sizes
 from fxshard.shapes import WeightedSizes, weighted_sizes
 
@@ -102,7 +103,7 @@ class _GraphRequest(RequestBuilder):
         outputs = {name: layout for name, one in given if (layout := one.layout if one.distributed else whole) is not None}
         inputs |= self._worded([name for name in inputs if not isinstance(self.named[name], DTensor)])
         self._check_worded()
-        own = {i.name: self._layout(i) for i in self.graph.inputs if i.kind in ("parameter", "buffer")}
+        own = {i.name: self._own(i) for i in self.graph.inputs if i.kind in ("parameter", "buffer")}
         request = self.request(inputs, outputs, {**pins, **own}, self._sampled(first))
         self._check_fixed((f"input_layouts[{name!r}]", name, layout) for name, layout in request.input_layouts.items())
         return replace(request, parallel=self.options.words)
@@ -152,6 +153,10 @@ class _GraphRequest(RequestBuilder):
 
     def _layout(self, end: GraphInput) -> Layout:
         return layout_of(self.named[end.name], self.mesh)
+
+    def _own(self, end: GraphInput) -> Layout | Held:
+        value = self.named[end.name]
+        return held_layout(value, movable=False) if isinstance(value, DTensor) else self._layout(end)
 
     def _is_fixed(self, end: GraphInput) -> bool:
         return end.kind != "input" or isinstance(self.named[end.name], DTensor)
