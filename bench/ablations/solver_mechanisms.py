@@ -55,7 +55,7 @@ SOLVERS: tuple[Mechanism, ...] = (
         "merged links",
         "solve",
         "message passing with one table for all links between two nodes",
-        {f"{BOUNDS}.relax.worth_merging": no},
+        {f"{BOUNDS}.merged_links.Merging.worthwhile": no},
         ("solver/bounds/merged_links.py",),
     ),
     Mechanism(

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from fxshard.solver.bounds.merged_links import MergedSweeper
+from fxshard.solver.bounds.merged_links import MergedSweeper, Merging
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.budget import Budget
 from fxshard.solver.problem.model import from_problem
@@ -37,7 +37,8 @@ def warm_up() -> None:
     peak = free.peak(Session(free, Budget(work_limit=WORK)).solution.choices)
     limited = PlacementProblem(costs, transfers=transfers, lives=lives, usage_limit=0.9 * peak)
     Session(limited, Budget(work_limit=WORK)).again({0: layouts > 0})
-    merged = MergedSweeper(Sweeper(from_problem(free))).splits
+    separate = Sweeper(from_problem(free))
+    merged = MergedSweeper(separate, Merging.of(separate.wiring)).splits
     merged.separated([merged.table(number) for number in range(len(merged.links))])
 
 

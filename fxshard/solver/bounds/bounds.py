@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from fxshard.solver.bounds.cutting_planes import Bundle, Plane
-from fxshard.solver.bounds.merged_links import MergedSweeper
+from fxshard.solver.bounds.merged_links import MergedSweeper, Merging
 from fxshard.solver.bounds.multipliers import RowPrices
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.primal.local_search import Polish
@@ -75,17 +75,24 @@ class Ascent:
         other.set_prices(self.multipliers)
         return other
 
-    def merged(self) -> Ascent:
+    def merged(self, merging: Merging) -> Ascent:
         """An ascent with merged links, from the current messages and multipliers.
 
-        It changes the split prices of the separate links: afterwards, call `set_prices`.
+        Both share the prices of separate links: after one was used, the other continues with `set_prices` or `restore`.
         """
         other = copy(self)
-        other.sweeper = MergedSweeper(self.sweeper)
+        other.sweeper = MergedSweeper(self.sweeper, merging)
         other.bound, other.best_multipliers = -np.inf, self.multipliers
-        other.bundle = Bundle(other, [plane for plane in self.bundle.planes if plane.exact])
+        other.bundle = self.bundle.exactly(other)
         self.budget.charge(2 * other.sweeper.entries)
         return other
+
+    def adopt(self, other: Ascent) -> None:
+        """Continue from what an ascent on the same model found: its planes, its plan, and its bound if that is better."""
+        self.bundle.planes, self.plan = other.bundle.planes, other.plan
+        if other.bound > self.bound:
+            self.bound, self.best_multipliers = other.bound, other.best_multipliers
+        self.set_prices(self.best_multipliers)
 
     def state(self) -> State:
         """A copy of messages and splits, and the multipliers, for `restore`."""

@@ -94,6 +94,10 @@ class Bundle:
         self.planes = list(planes)
         self._least_part = least
 
+    def exactly(self, ascent: Lagrangian) -> Bundle:
+        """The exact planes, for another ascent on the same model: the others are bounds by the messages of this one."""
+        return Bundle(ascent, [plane for plane in self.planes if plane.exact], self._least_part, self._rise)
+
     def run(self, plan: IntArray, steps: int = STEPS, pairs: int = MOST_PAIRS) -> None:
         """Raise the bound from the ascent's current multipliers until the planes predict no further gain; plan: decoded there."""
         ascent = self.ascent
@@ -141,8 +145,9 @@ class Bundle:
         return bool(low)
 
     def plans(self, multipliers: FloatArray, count: int) -> list[IntArray]:
-        """The plans of the lowest planes at these multipliers, at most `count`."""
-        return [plane.choices for plane in sorted(self.planes, key=lambda plane: plane.at(multipliers))[:count]]
+        """The different plans of the lowest planes at these multipliers, at most `count`."""
+        lowest = sorted(self.planes, key=lambda plane: plane.at(multipliers))
+        return list({plane.choices.tobytes(): plane.choices for plane in lowest}.values())[:count]
 
     def _add_plane(self, plan: IntArray, bound: float, cost: float) -> None:
         """Add the plane of a plan, through its cost at the current multipliers if that is close to the bound, else through the bound."""

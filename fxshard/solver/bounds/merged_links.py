@@ -8,6 +8,9 @@ these first, and on the merged ones, whose splits stay as they are, afterwards.
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 
 from fxshard.compiled import compiled
@@ -17,32 +20,57 @@ from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.arrays import FloatArray, IntArray, starts
 
 MOST_ENTRIES = 100_000_000
-"""The most table entries of separate links that are merged; the merged ones, which repeated layers do not share, need at most 0.8 GB."""
+"""The most entries of merged tables, which repeated layers do not share: 0.8 GB."""
+
+GROWS = 4
+"""The most entries of merged tables over those of separate ones: two links of L classes may make a table of L^2 rows."""
 
 
-class MergedLinks:
-    """The links of a sweeper, merged. As `Splits`, with tables that follow those of the separate links, and splits that stay.
+class Merging(NamedTuple):
+    """G merged links, one for each pair of nodes that are linked, and the links of which each consists.
 
-    States are in one class where they are in one class of every separate link.
+    States are in one class of a merged link where they are in one class of each of its links.
     """
 
-    def __init__(self, separate: Splits, wiring: Wiring) -> None:
-        self.separate, self._wiring = separate, wiring
+    ends: IntArray  # (2, G) nodes
+    first: IntArray  # (G + 1,) where the links of each begin in `members`
+    members: IntArray  # (L,) links
+    begin: IntArray  # (2 G + 1,) where the states of each end begin in `classes` and `states`
+    classes: IntArray  # the class of each state, merged link by merged link and end by end
+    states: IntArray  # the first state of each class; an end has as many places as states
+    shapes: IntArray  # (G, 2) numbers of classes
+
+    @classmethod
+    def of(cls, wiring: Wiring) -> Merging:
+        """All links between two nodes merged."""
         count = len(wiring.offset) - 1
         pairs, group = np.unique(wiring.ends[0] * count + wiring.ends[1], return_inverse=True)
         ends = np.stack([pairs // count, pairs % count])
-        sizes = np.diff(wiring.offset)[ends].T  # (merged links, ends)
         first, members = starts(np.bincount(group, minlength=len(pairs))), np.argsort(group, kind="stable")
-        begin = starts(sizes.ravel())
-        classes, states = np.empty((2, int(begin[-1])), dtype=np.int64)
-        numbers = np.empty(2 * len(pairs), dtype=np.int64)
-        refine(wiring, first, members, begin, classes, states, numbers)
-        self._shapes = numbers.reshape(-1, 2)
-        self._places = first, members, begin, states, self._shapes
-        parts = np.split(classes, begin[1:-1])
-        shapes = zip(parts[::2], parts[1::2], ends.T.tolist(), self._shapes.tolist(), strict=True)
-        self.links = [Link(i, j, rows, columns, (height, width)) for rows, columns, (i, j), (height, width) in shapes]
-        self.own = starts(self._shapes.prod(axis=1))
+        begin = starts(np.diff(wiring.offset)[ends].T.ravel())
+        classes, states, shapes = (np.empty(n, dtype=np.int64) for n in (begin[-1], begin[-1], 2 * len(pairs)))
+        refine(wiring, first, members, begin, classes, states, shapes)
+        return cls(ends, first, members, begin, classes, states, shapes.reshape(-1, 2))
+
+    def worthwhile(self, entries: int) -> bool:
+        """Whether two nodes have several links, and the tables do not grow too much; entries: those of the separate tables."""
+        merged = float(self.shapes.prod(axis=1, dtype=np.float64).sum())
+        return len(self.shapes) < len(self.members) and merged <= min(MOST_ENTRIES, GROWS * entries)
+
+    def links(self) -> list[Link]:
+        """The merged links."""
+        parts = [self.classes[begin:end] for begin, end in pairwise(self.begin)]
+        shapes = zip(parts[::2], parts[1::2], self.ends.T.tolist(), self.shapes.tolist(), strict=True)
+        return [Link(i, j, rows, columns, (height, width)) for rows, columns, (i, j), (height, width) in shapes]
+
+
+class MergedLinks:
+    """The links of a sweeper, merged. As `Splits`, but tables follow those of the separate links, and splits stay as they are."""
+
+    def __init__(self, separate: Splits, wiring: Wiring, merging: Merging) -> None:
+        self.separate, self._wiring, self._merging = separate, wiring, merging
+        self.links = merging.links()
+        self.own = starts(merging.shapes.prod(axis=1))
         self.start = self.own[:-1]
         self.shared = np.zeros(len(self.links), dtype=np.int64)
         self.values = np.empty(int(self.own[-1]))
@@ -56,13 +84,13 @@ class MergedLinks:
     def merge(self) -> None:
         """Compute the tables from those of the separate links."""
         self.values[:] = 0.0
-        relate(self._wiring, *self._places, self.own, self.values, self._wiring.table, self.separate.values, True)
+        relate(self._wiring, self._merging, self.own, self.values, self._wiring.table, self.separate.values, True)
 
     def messages(self, direction: int, sent: FloatArray) -> FloatArray:
         """The sum of the messages of the separate links in a direction, one number per class of the receiver, link by link."""
-        begins = starts(self._shapes[:, 1 - direction])
+        begins = starts(self._merging.shapes[:, 1 - direction])
         found = np.zeros(int(begins[-1]))
-        add_messages(self._wiring, direction, sent, *self._places, begins, found)
+        add_messages(self._wiring, self._merging, direction, sent, begins, found)
         return found
 
     def table(self, index: int, values: FloatArray | None = None) -> FloatArray:
@@ -71,24 +99,18 @@ class MergedLinks:
 
     def separated(self, tables: list[FloatArray]) -> tuple[list[Link], list[FloatArray], list[FloatArray]]:
         """The separate links, the least entry of the merged tables given for each entry of theirs, and their own tables."""
-        numbers, whole = range(len(self.separate.links)), np.concatenate([*(table.ravel() for table in tables), np.zeros(0)])
+        merged = np.concatenate([*(table.ravel() for table in tables), np.zeros(0)])
         least = np.full(int(self.separate.own[-1]), np.inf)
-        relate(self._wiring, *self._places, self.own, whole, self.separate.own, least, False)
+        relate(self._wiring, self._merging, self.own, merged, self.separate.own, least, False)
+        numbers = range(len(self.separate.links))
         return self.separate.links, [self.separate.table(k, least) for k in numbers], [self.separate.table(k) for k in numbers]
 
     def price(self, rates: FloatArray) -> None:
-        """As `Splits.price`."""
-        if not np.array_equal(rates, self.rates):
-            self.separate.price(rates)
-            self.merge()
+        """As `Splits.price`; `merge` comes after it."""
+        self.separate.price(rates)
 
     def rebalance(self, slack: FloatArray) -> None:
         """Nothing: the splits stay."""
-
-
-def worth_merging(sweeper: Sweeper) -> bool:
-    """Whether two nodes have several links, and the merged tables would not need too much memory."""
-    return len({link.ends for link in sweeper.links}) < len(sweeper.links) and int(sweeper.splits.own[-1]) <= MOST_ENTRIES
 
 
 class MergedSweeper(Sweeper):
@@ -96,11 +118,15 @@ class MergedSweeper(Sweeper):
 
     splits: MergedLinks
 
-    def __init__(self, separate: Sweeper) -> None:
+    def __init__(self, separate: Sweeper, merging: Merging) -> None:
         assert isinstance(separate.splits, Splits)
-        super().__init__(separate.model, MergedLinks(separate.splits, separate.wiring))
+        super().__init__(separate.model, MergedLinks(separate.splits, separate.wiring, merging))
         self.theta, self.weights = separate.theta.copy(), separate.weights.copy()
         self.messages = [self.splits.messages(direction, separate.messages[direction]) for direction in (0, 1)]
+
+    def set_costs(self, theta: FloatArray, rates: FloatArray) -> None:
+        super().set_costs(theta, rates)
+        self.splits.merge()  # at equal rates, too: sweeps on separate links split prices anew
 
     def restore(self, state: tuple[FloatArray, ...]) -> None:
         super().restore(state)
@@ -114,10 +140,7 @@ class MergedSweeper(Sweeper):
 def refine(
     wiring: Wiring, first: IntArray, members: IntArray, begin: IntArray, classes: IntArray, states: IntArray, numbers: IntArray
 ) -> None:
-    """Write the class of each state, the first state of each class, and the number of classes, merged link by link and end by end.
-
-    The separate links of a merged one are ``members``, from ``first`` on; the states of its ends begin at ``begin``.
-    """
+    """Write `classes`, `states` and, flat, `shapes` of a `Merging` with these `first`, `members` and `begin`."""
     for place in range(len(numbers)):
         group, end = place // 2, place % 2
         low, count = begin[place], 0
@@ -142,33 +165,22 @@ def refine(
 
 
 @compiled
-def relate(
-    wiring: Wiring,
-    first: IntArray,
-    members: IntArray,
-    begin: IntArray,
-    states: IntArray,
-    shapes: IntArray,
-    own: IntArray,
-    merged: FloatArray,
-    tables: IntArray,
-    separate: FloatArray,
-    add: bool,
-) -> None:
-    """add: add the entries of separate tables to the merged ones that they are part of; else lower them to the least of these.
+def relate(wiring: Wiring, merging: Merging, own: IntArray, merged: FloatArray, start: IntArray, separate: FloatArray, add: bool) -> None:
+    """Relate each entry of a merged table to one entry of each separate table that it consists of.
 
-    first to states: as in `refine`. shapes: (links, 2) numbers of classes. own, tables: where each merged and each separate table begins.
+    add: each merged entry rises by its separate entries; else each separate entry is lowered to the least of its merged ones. own: (G + 1,)
+    where each merged table begins in `merged`; start: (L,) where each separate table begins in `separate`.
     """
-    for group in range(len(shapes)):
-        rows, columns = begin[2 * group], begin[2 * group + 1]
-        height, across = shapes[group]
-        for position in range(first[group], first[group + 1]):
-            link = members[position]
+    for group in range(len(merging.shapes)):
+        rows, columns = merging.begin[2 * group], merging.begin[2 * group + 1]
+        height, width = merging.shapes[group]
+        for position in range(merging.first[group], merging.first[group + 1]):
+            link = merging.members[position]
             for a in range(height):
-                row = wiring.classes[wiring.start[0, link] + states[rows + a]]
-                table, cell = tables[link] + row * wiring.sizes[1, link], own[group] + a * across
-                for b in range(across):
-                    entry = table + wiring.classes[wiring.start[1, link] + states[columns + b]]
+                row = wiring.classes[wiring.start[0, link] + merging.states[rows + a]]
+                table, cell = start[link] + row * wiring.sizes[1, link], own[group] + a * width
+                for b in range(width):
+                    entry = table + wiring.classes[wiring.start[1, link] + merging.states[columns + b]]
                     if add:
                         merged[cell + b] += separate[entry]
                     else:
@@ -176,24 +188,16 @@ def relate(
 
 
 @compiled
-def add_messages(
-    wiring: Wiring,
-    direction: int,
-    sent: FloatArray,
-    first: IntArray,
-    members: IntArray,
-    begin: IntArray,
-    states: IntArray,
-    shapes: IntArray,
-    begins: IntArray,
-    merged: FloatArray,
-) -> None:
-    """Add the messages of separate links in a direction. first to shapes: as in `relate`."""
+def add_messages(wiring: Wiring, merging: Merging, direction: int, sent: FloatArray, begins: IntArray, merged: FloatArray) -> None:
+    """Add to the messages of merged links in a direction those of their separate links, which are in `sent`.
+
+    begins: (G + 1,) where the message of each merged link begins in `merged`: one number per class of its receiver.
+    """
     end = 1 - direction
-    for group in range(len(shapes)):
-        low = begin[2 * group + end]
-        for position in range(first[group], first[group + 1]):
-            link = members[position]
-            for k in range(shapes[group, end]):
-                own = wiring.classes[wiring.start[end, link] + states[low + k]]
+    for group in range(len(merging.shapes)):
+        low = merging.begin[2 * group + end]
+        for position in range(merging.first[group], merging.first[group + 1]):
+            link = merging.members[position]
+            for k in range(merging.shapes[group, end]):
+                own = wiring.classes[wiring.start[end, link] + merging.states[low + k]]
                 merged[begins[group] + k] += sent[wiring.message[direction, link] + own]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from fxshard.solver.bounds.bounds import Ascent
 from fxshard.solver.bounds.links import Link
-from fxshard.solver.bounds.merged_links import MergedSweeper, worth_merging
+from fxshard.solver.bounds.merged_links import MergedSweeper, Merging
 from fxshard.solver.bounds.pruning import Slacks, find_slacks
 from fxshard.solver.bounds.sweeps import Sweeper
 from fxshard.solver.problem.arrays import FloatArray, IntArray
@@ -31,7 +32,7 @@ PATIENCE = 0.001
 """Sweeps continue while four pairs raise the bound by this fraction of the gap: they are cheap compared with the search that follows."""
 
 SPLITTING = 20
-"""Pairs of sweeps that split shared prices between readers before links are merged."""
+"""Pairs of sweeps that split shared prices between readers, at known multipliers, before links are merged."""
 
 MAX_JOINT = 400
 """The most states of a node for the joint choices of a value's source and readers; beyond, a node per layout is used."""
@@ -92,33 +93,42 @@ class Relaxation:
         if self.ascent.bound < self.ascent.cutoff:
             self._raise_bound()
         self.prove(self.ascent.bound)
-        self.ascent.budget = whole
+        self.ascent.budget = self.tight.budget = whole
 
     def _raise_bound(self) -> None:
-        """Message passing; where there are limits, on separate links until their splits are good, and then on merged ones.
+        """Message passing; where there are limits, on separate links until the splits of prices are good, and then on merged ones.
 
-        Without limits, pruning leaves so little that branch and bound gains nothing from higher bounds.
+        Good splits follow the multipliers. Where these are known, from a tied model or an earlier solve, few sweeps find the splits;
+        otherwise the search for multipliers on separate links does. Without limits, pruning leaves so little that branch and bound gains
+        nothing from higher bounds.
         """
-        ascent = self.ascent
-        if not len(self.model.limits) or not worth_merging(ascent.sweeper):
+        ascent = self.tight = self.ascent
+        if not len(ascent.model.limits) or not self._mergeable:
             ascent.run()
             return
-        ascent.settle(SPLITTING)
+        if ascent.multipliers.any():
+            ascent.settle(SPLITTING)
+        else:
+            ascent.run()
         self.prove(ascent.bound)
         if not ascent.done:
-            tight = self.merge()
-            tight.run()
-            self.prove(tight.bound)
-            ascent.bundle.planes, ascent.plan = tight.bundle.planes, tight.plan
-            ascent.set_prices(tight.best_multipliers)
+            self.merge().run()
+            ascent.adopt(self.tight)
+
+    @property
+    def _mergeable(self) -> bool:
+        return self._merging.worthwhile(int(self.ascent.sweeper.splits.own[-1]))
+
+    @cached_property
+    def _merging(self) -> Merging:
+        return Merging.of(self.ascent.sweeper.wiring)
 
     def merge(self) -> Ascent:
         """Merge the links at the current messages and multipliers; returns the ascent with merged links, `tight` from now on.
 
-        Where that is not worth it, it is `ascent` itself. Both share the prices of separate links: after one was used, the other continues
-        with `set_prices` or `restore`.
+        Where that is not worth it, it is `ascent` itself.
         """
-        self.tight = self.ascent.merged() if worth_merging(self.ascent.sweeper) else self.ascent
+        self.tight = self.ascent.merged(self._merging) if self._mergeable else self.ascent
         return self.tight
 
     def below(self, target: float) -> tuple[Model, Undo]:

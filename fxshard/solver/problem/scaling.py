@@ -52,7 +52,8 @@ def quantise(model: Model, plan_cost: float = np.inf) -> tuple[Model, Scale]:
     soft = int(np.isfinite(model.slopes).sum())
     exact = not soft and float(model.constant).is_integer() and all(each(tables, _whole))
     reach = room if soft and np.isfinite(room) else min(span, room)  # penalties of rows are in no table
-    factor = _factor(max(reach, max(map(abs, lows), default=0.0), abs(floor)), exact)
+    paid = [low for low in each(tables[pairs:], lambda t: float(t.min(initial=np.inf))) if np.isfinite(low)]
+    factor = _factor(max(reach, max(map(abs, [*lows, *paid]), default=0.0), abs(floor)), exact)
     integers = each(tables, lambda t: np.rint(t * factor))
     times = [1] * pairs + [len(t.readers) for t in model.transfers]
     margin = 0.0 if exact and factor >= 1 else _error(tables, integers, times, factor) / factor

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fxshard.solver.bounds.bounds import Ascent
 from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.primal.highs import too_large
 from fxshard.solver.problem.arrays import IntArray
@@ -33,7 +34,7 @@ WORK = 1_000_000_000
 """Work of such a search, in table entries."""
 
 PAIRS = 10
-"""Pairs of sweeps on separate links, and again on merged ones."""
+"""Pairs of sweeps on separate links, and again on merged ones where links are merged."""
 
 
 def combine(relaxation: Relaxation, search: Search, budget: Budget) -> None:
@@ -59,12 +60,11 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
     smaller, undo = keep_states(replace(model, prices=relaxation.ascent.multipliers), states)
     try:
         left = Relaxation(smaller, None, budget)
-        for merged in (False, True):
-            ascent = left.merge() if merged else left.ascent
-            for _ in range(PAIRS):
-                ascent.pair()
-                if budget.late:
-                    return True
+        _sweep(left.ascent)
+        if left.merge() is not left.ascent:
+            _sweep(left.tight)
+        if budget.late:
+            return True
         tables, back = left.below(relaxation.cutoff)
         if budget.late:
             return True
@@ -79,3 +79,11 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
     if found is not None:
         relaxation.take(undo(back(unreduced(found))))
     return True
+
+
+def _sweep(ascent: Ascent) -> None:
+    """Sweep in pairs until the budget is late."""
+    for _ in range(PAIRS):
+        if ascent.budget.late:
+            return
+        ascent.pair()
