@@ -60,10 +60,7 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
     smaller, undo = keep_states(replace(model, prices=relaxation.ascent.multipliers), states)
     try:
         left = Relaxation(smaller, None, budget)
-        _sweep(left.ascent)
-        if left.merge() is not left.ascent:
-            _sweep(left.tight)
-        if budget.late:
+        if not _swept(left.ascent) or (left.merge() is not left.ascent and not _swept(left.tight)):
             return True
         tables, back = left.below(relaxation.cutoff)
         if budget.late:
@@ -81,9 +78,10 @@ def _combined(relaxation: Relaxation, plans: Sequence[IntArray], search: Search,
     return True
 
 
-def _sweep(ascent: Ascent) -> None:
-    """Sweep in pairs until the budget is late."""
+def _swept(ascent: Ascent) -> bool:
+    """Sweep in pairs; False if the budget is late before the end."""
     for _ in range(PAIRS):
-        if ascent.budget.late:
-            return
         ascent.pair()
+        if ascent.budget.late:
+            return False
+    return True
