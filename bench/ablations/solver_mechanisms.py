@@ -180,9 +180,9 @@ SOLVERS: tuple[Mechanism, ...] = (
         "joint nodes",
         "solve",
         "one node for the joint choice of a value's readers",
-        {f"{BOUNDS}.relax.MAX_JOINT": -1},
-        ("solver/bounds/relax.py:_joint", "solver/bounds/relax.py:_paid"),
-        (f"{BOUNDS}.relax._joint",),
+        {f"{BOUNDS}.write_out.MAX_JOINT": -1},
+        ("solver/bounds/write_out.py:_joint", "solver/bounds/write_out.py:_paid"),
+        (f"{BOUNDS}.write_out._joint",),
     ),
     Mechanism(
         "normalising",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxshard.solver import PlacementProblem, Transfer, solve
-from fxshard.solver.bounds import relax
+from fxshard.solver.bounds import write_out
 from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.primal.local_search import Polish
 from fxshard.solver.problem.arrays import starts
@@ -82,7 +82,7 @@ def test_transfers_written_as_nodes_keep_all_cheaper_plans(problem: PlacementPro
         return
     target = costs[len(costs) // 2] + 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relax, "MAX_JOINT", joint)
+        patch.setattr(write_out, "MAX_JOINT", joint)
         relaxation = Relaxation(model, None, Budget())
         relaxation.run()
         assert relaxation.bound <= costs[0]
