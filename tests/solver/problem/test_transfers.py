@@ -17,6 +17,8 @@ from fxshard.solver.bounds.relax import Relaxation
 from fxshard.solver.primal.local_search import Polish
 from fxshard.solver.problem.arrays import starts
 from fxshard.solver.problem.budget import Budget
+from fxshard.solver.problem.model import from_problem
+from fxshard.solver.problem.scaling import quantise
 from fxshard.solver.problem.transfers import Transfers
 from tests.solver.expanded import expand
 from tests.solver.problems import brute_force, integer_model, plans, with_transfers
@@ -138,3 +140,14 @@ def test_the_contest_format_holds_expanded_transfers_only(tmp_path: Path) -> Non
         gathered().write(path)
     expand(gathered()).write(path)
     assert solve(PlacementProblem.read(path)).objective == solve(gathered()).objective
+
+
+@pytest.mark.parametrize("price", [3.5e7, 2.5e14])
+def test_prices_that_are_always_paid_are_scaled_to_exact_integers(price: float) -> None:
+    """A value of one layout is moved to another whatever is chosen; other costs are small. Sums of integers above 2^53 would be rounded."""
+    name = np.zeros(2, dtype=np.int64)
+    moved = Transfer(0, name, ((1, name), (2, name)), np.array([[price]]))
+    costs = (np.array([0.25, 0.5]), np.array([0.125, 1.0]), np.array([0.75, 0.3]))
+    model, scale = quantise(from_problem(PlacementProblem(costs, transfers=(moved,))))
+    assert model.transfers[0].prices.max() <= 2**46
+    assert model.evaluate(np.array([0, 0, 1])) / scale.factor == pytest.approx(price + 0.675, rel=1e-12)
