@@ -45,6 +45,9 @@ STALL = 0.02
 STEPS, STEP_PAIRS = 8, 12
 """Multipliers tried in a case, and pairs of sweeps at each."""
 
+CHEAP = 0.05
+"""Fraction of the work left that trying them may take while diving."""
+
 SMALL_GAP = 1e-3
 PROOF_WORK = 1.5e9
 """Relative gap that counts as small, and the work, in table entries, of closing a small gap where work is limited."""
@@ -216,16 +219,24 @@ class Branching:
         return tuple(replace(half, planes=planes) for half in halves)
 
     def _repriced(self, case: _Case, bound: float) -> tuple[float, tuple[Plane, ...]]:
-        """The bound at better multipliers, and the planes used; offers plans on the way. Raises `Exhausted` as `_sweep`."""
+        """The bound at better multipliers, and the planes used; offers plans on the way. Raises `Exhausted` as `_sweep`.
+
+        While diving in a large model the multipliers stay: more cases find better plans than fewer with better bounds.
+        """
         if not len(self.ascent.model.limits):
             self.ascent.offer_decoded()
             return bound, ()
         first = self.sweeper.offset[:-1]
         known = [plane for plane in case.planes if case.allowed[first + plane.choices].all()]
-        bound, planes = self.ascent.reprice(bound, known, STEPS, STEP_PAIRS)
+        steps = 0 if self._diving and not self._repricing_is_cheap() else STEPS
+        bound, planes = self.ascent.reprice(bound, known, steps, STEP_PAIRS)
         if bound >= self.relaxation.cutoff:
             raise Exhausted
         return bound, tuple(planes)
+
+    def _repricing_is_cheap(self) -> bool:
+        left = self.budget.work_left
+        return left is None or 2 * STEPS * STEP_PAIRS * self.sweeper.entries <= CHEAP * left
 
     def _sweep(self, pairs: int) -> float:
         """Sweep at most `pairs` times in both directions and return the bound; raises `Exhausted` when it reaches the cutoff."""
