@@ -6,14 +6,12 @@ Each of these nodes has one legal spec: the user's placements for ``to_local`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
@@ -21,7 +19,7 @@ from fxshard._torch_compat.dynamo.local_map import LocalMapCall, captured_local_
 from fxshard.errors import TraceError
 from fxshard.graph.planning_graph import PlanningGraph, is_user_file, operands, outputs_of, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout
-from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
+from fxshard.mesh.mesh import Mesh
 from fxshard.passes.trace.named_layouts import placements_on_mesh
 from fxshard.plans.plan_data import OpSpec
 
@@ -29,13 +27,9 @@ TO, FROM = torch.ops.fxshard.to_local.default, torch.ops.fxshard.from_local.defa
 RANDOM = (torch.ops.fxshard.dropout.default, torch.ops.fxshard.random.default)
 
 
-def regions(meshes: Mapping[str, str]) -> AbstractContextManager[None]:
-    """While Dynamo captures a model: marks the arguments and results of its ``local_map`` regions.
-
-    meshes: those of the call's DTensors (``named_layouts.meshes_of``). If there is one, regions that name no mesh are on it.
-    """
-    axes = set(meshes.values())
-    return captured_local_maps(partial(_located, axes.pop() if len(axes) == 1 else ""), _region)
+def regions() -> AbstractContextManager[None]:
+    """While Dynamo captures a model: marks the arguments and results of its ``local_map`` regions."""
+    return captured_local_maps(_located, _region)
 
 
 def _region(function: Callable[..., Any], begins: Any, ends: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,46 +50,38 @@ def _region(function: Callable[..., Any], begins: Any, ends: Any, *args: Any, **
     return tuple(placed) if isinstance(result, (tuple, list)) else placed[0]
 
 
-def _located(axes: str, call: LocalMapCall) -> tuple[Any, Any]:
+def _located(call: LocalMapCall) -> tuple[Any, Any]:
     """``_described``, with the user's line in its errors."""
     try:
-        return _described(call, axes)
+        return _described(call)
     except TraceError as error:
         lines = ["{}:{}: {}".format(*frame) for frame in call.frames if is_user_file(frame[0])]
         raise TraceError(error.what, where=lines[-1] if lines else None, remedy=error.remedy) from None
 
 
-def _described(call: LocalMapCall, axes: str) -> tuple[Any, Any]:
+def _described(call: LocalMapCall) -> tuple[Any, Any]:
     """(for each argument: shape of the shard, layout, layout of the gradient, axes; for each result: cuts, and the same three).
 
     A cut is (dim, number of parts). None for values that are not tensors. Gradients have DTensor's layouts: ``in_grad_placements``, by
-    default the value's own, with Replicate for Partial. ``axes``: of a region that names no mesh. Raises TraceError for missing or
-    impossible placements.
+    default the value's own, with Replicate for Partial. Raises TraceError for missing or impossible placements.
     """
-    if call.inputs is None:
-        raise TraceError("a local_map region has no in_placements", remedy="give local_map in_placements=")
+    if call.inputs is None or call.device_mesh is None:
+        what = "in_placements" if call.inputs is None else "device_mesh"
+        raise TraceError(f"a local_map region has no {what}", remedy=f"give local_map {what}=")
     if call.spmd_types:
         raise TraceError("a local_map region asks for spmd_types, which are not checked here", remedy="leave spmd_types= out")
-    axes = _axes(call.device_mesh, axes)
-    sizes = parse_mesh(axes).shape
+    mesh = call.device_mesh
+    axes = ",".join(f"{name}={size}" for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
+    if not mesh.mesh_dim_names:
+        raise TraceError("the mesh of a local_map region has no axis names", remedy="give init_device_mesh mesh_dim_names=")
     if len(call.inputs) != len(call.shapes):
         what = f"a local_map region places {len(call.inputs)} arguments, it is called with {len(call.shapes)}"
         raise TraceError(what, remedy="give in_placements one entry for each argument; tuples of tensors are not supported")
     gradients = call.gradients or [None] * len(call.inputs)
-    begins = [_begin(i, *entry, sizes, axes) for i, entry in enumerate(zip(call.shapes, call.inputs, gradients, strict=True))]
+    begins = [_begin(i, *entry, mesh.shape, axes) for i, entry in enumerate(zip(call.shapes, call.inputs, gradients, strict=True))]
     outputs = call.outputs if isinstance(call.outputs, tuple) else (call.outputs,)
-    ends = [None if p is None else (_cuts(p, sizes), str(Layout(p)), str(_of_gradient(p)), axes) for p in outputs]
+    ends = [None if p is None else (_cuts(p, mesh.shape), str(Layout(p)), str(_of_gradient(p)), axes) for p in outputs]
     return tuple(begins), tuple(ends)
-
-
-def _axes(mesh: DeviceMesh | None, otherwise: str) -> str:
-    """The axes of a region (``"tp=4"``): of its mesh, or ``otherwise``."""
-    if mesh is not None and not mesh.mesh_dim_names:
-        raise TraceError("the mesh of a local_map region has no axis names", remedy="give init_device_mesh mesh_dim_names=")
-    if mesh is None and not otherwise:
-        what = "a local_map region has no device_mesh, and parameters and arguments are not DTensors on one mesh"
-        raise TraceError(what, remedy="give local_map device_mesh=")
-    return otherwise if mesh is None else str(as_mesh(mesh))
 
 
 def _begin(index: int, shape: Any, placed: Any, gradient: Any, sizes: Sequence[int], axes: str) -> Any:

@@ -127,18 +127,13 @@ def trace(
     leaves, in_spec = pytree.tree_flatten_with_path(arguments)
     paths = [path_name(path) for path, leaf in leaves if not is_bound(leaf)]
     paths += map(tap_name, range(len(hooks.taps.known)))
-    meshes = _meshes(model, leaves)
+    meshes = meshes_of({**dict(model.named_parameters()), **{path_name(path): leaf for path, leaf in leaves}})
     with symbols:
         graph = symbols.at_example(planning_graph(joint, names, paths, in_spec, out_spec, train, tied_names(model), meshes))
     marks = frozenset() if mixed_precision is None else unreduced(graph, mixed_precision)
     returned = with_other_names(graph.returned, other_names(model))
     graph = replace(graph, watched=hooks.watched, tapped=hooks.taps.tapped, side_effects=effects.found, fixed=effects.fixed)
     return replace(graph, constants=constants_of(*arguments), returned=returned, unreduced=marks, model=_name_of(model))
-
-
-def _meshes(model: nn.Module, leaves: Sequence[tuple[Any, Any]]) -> dict[str, str]:
-    """The axes of the mesh of each DTensor among a model's parameters and the leaves (path, value) of its arguments."""
-    return meshes_of({**dict(model.named_parameters()), **{path_name(path): leaf for path, leaf in leaves}})
 
 
 def _name_of(model: nn.Module) -> str:
@@ -185,7 +180,7 @@ def _capture(
         _without_fast_paths(),
         flex_attention_of_any_device(),
         sizes_from_data(),
-        regions(_meshes(model, paths)),
+        regions(),
         all_functions(),
         kernels_captured(),
         recurrent_captured(),

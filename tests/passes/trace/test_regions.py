@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -95,16 +95,6 @@ def test_gradients_have_dtensors_default_placements(mesh: DeviceMesh) -> None:
     assert ends == {"R -> S(0)", "R -> R"}
 
 
-def test_without_a_mesh_a_region_is_on_that_of_the_dtensors(mesh: DeviceMesh) -> None:
-    """As in torch, which takes the mesh of the first DTensor among its arguments; the model is planned on both axes."""
-    plain, x = Region(rows(mesh)), real(8, 6, grad=False)
-    other = Region(local_map(product, CUT, (CUT, WHOLE), (CUT, SUM)))
-    other.weight = nn.Parameter(distribute_tensor(plain.weight.detach(), mesh["a"], WHOLE))
-    specs = [annotate(trace(model, (x,)), SQUARE).specs for model in (plain, other)]
-    assert [str(s) for s in specs[1]["to_local"]] == [str(s) for s in specs[0]["to_local"]] == ["S(0)R -> RR"]
-    assert specs[0].keys() == specs[1].keys()
-
-
 CLOSED = real(6, 4)
 
 
@@ -126,7 +116,7 @@ def region(function: Callable[..., Any] = product, *, outs: Any = CUT, ins: Any 
 
 REFUSED: dict[str, Callable[[DeviceMesh], Any]] = {
     "has no in_placements": region(ins=None),
-    "has no device_mesh, and parameters": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE))),
+    "has no device_mesh": lambda mesh: Region(local_map(product, CUT, (CUT, WHOLE))),
     "in_placements length 1 does not match the number of input args 2": region(ins=(CUT,)),
     "argument 1 of a local_map region is a tensor without placements": region(ins=(CUT, None)),
     "has 7 elements in dim 0, which are not cut evenly by a=2": region(),
