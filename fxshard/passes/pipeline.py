@@ -147,9 +147,10 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
 
 
 def _formulate(c: Compilation) -> tuple[Compilation, str]:
-    from fxshard.passes.planning import formulate
+    from fxshard.passes.planning import admissible_specs, formulate
 
     assert c.annotated is not None and c.constraints is not None
+    admissible_specs.log_waived(c.annotated, c.constraints)
     made = formulate.formulate(c.annotated, c.constraints, c.request.objective)
     return replace(c, formulation=made), f"{len(made.problem.node_costs)} variables, {len(made.problem.transfers)} transfers"
 

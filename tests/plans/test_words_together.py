@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import lru_cache
 from typing import Any
@@ -128,3 +129,25 @@ def test_beside_experts_fully_shard_gathers_the_other_matrices() -> None:
 def test_each_axis_has_the_layouts_of_its_word(axes: str, want: dict[str, str]) -> None:
     plan = planned(large(), axes, "h100")
     assert {name: str(plan.specs[name].outputs[0]) for name in want} == want
+
+
+class Flattened(nn.Module):
+    """A projection of flattened tokens, as GPT-2's and those of most mixtures are: its view cannot be cut along the sequence."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.reshape(-1, x.shape[-1]) @ self.weight).view(x.shape)
+
+
+def test_results_that_cannot_have_a_words_layout_are_left_to_the_solver(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Flattened(6), nn.Linear(6, 6)).double()
+    x = torch.randn(2, 8, 6, dtype=torch.float64)
+    plan = fxshard.plan(model, (x,), fxshard.Mesh({"cp": 2}), parallel={"cp": "cp"}, cache=False)
+    what = r"ContextParallel\(dim=1\)} does not hold for 1 result of modules, whose operators cannot give that layout; .*: view"
+    assert re.search(what, caplog.text)
+    assert {str(spec.outputs[0]) for name, spec in plan.specs.items() if name in ("add", "add_1")} == {"S(1)"}  # the results of 0 and 2
+    assert_equal_to_one_device(fxshard.simulate(model, (x,), plan=plan), one_device(model, (x,), {}))

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from torch import fx
 
-from fxshard.errors import ConstraintError
-from fxshard.graph.planning_graph import PlanningGraph, producer, source_line
+from fxshard.errors import ConstraintError, count_text
+from fxshard.graph.planning_graph import PlanningGraph, planned_nodes, producer, source_line
 from fxshard.passes.annotation.annotate import Annotated, cuts_one_element
-from fxshard.passes.planning.constrain import Condition, Constraints
+from fxshard.passes.planning.constrain import Constraints
+from fxshard.passes.planning.names import some
+from fxshard.passes.planning.patterns import Condition
 from fxshard.plans.plan_data import OpSpec
 
 Option = TypeVar("Option")
+log = logging.getLogger("fxshard")
 
 
 def admissible_specs(node: fx.Node, annotated: Annotated, constraints: Constraints) -> tuple[OpSpec, ...]:
     """The node's specs that its pins and the plan given as pins allow."""
     specs = annotated.specs[node.name]
-    pins = pins_of(node, constraints)
+    pins = [one for one in pins_of(node, constraints) if not _is_waived(*one, specs)]
     requirements = [(pin.user_text, _gives(pin, output)) for pin, output in pins]
     want = constraints.specs.get(node.name)
     for operand, pin in constraints.reads.get(node.name, ()):
@@ -103,6 +107,24 @@ def _is_spec(want: OpSpec, spec: OpSpec) -> bool:
 def user_location(node: fx.Node, graph: PlanningGraph) -> str:
     """The user's source line of a node, or the user's name of an input."""
     return source_line(node) or next((f"{i.kind} {i.name}" for i in graph.inputs if i.node == node.name), f"node {node.name}")
+
+
+def _is_waived(pin: Condition, output: int, specs: Sequence[OpSpec]) -> bool:
+    """Whether a pin does not apply, because no spec gives such a layout."""
+    return pin.optional and not any(pin.admits(s.outputs[output]) for s in specs)
+
+
+def log_waived(annotated: Annotated, constraints: Constraints) -> None:
+    """Logs the results of modules that cannot have the layout that a word for an axis says, so that the solver chooses another."""
+    found: dict[str, list[str]] = {}
+    for node in planned_nodes(annotated.graph):
+        for pin, output in pins_of(node, constraints):
+            if _is_waived(pin, output, annotated.specs[node.name]):
+                text, _, name = pin.user_text.partition(" for ")
+                found.setdefault(text, []).append(name)
+    for text, names in found.items():
+        what = "%s does not hold for %s, whose operators cannot give that layout; the solver chooses another: %s"
+        log.warning(what, text, count_text(len(names), "result") + " of modules", some(names, 3))
 
 
 def pins_of(node: fx.Node, constraints: Constraints) -> list[tuple[Condition, int]]:

@@ -28,9 +28,10 @@ from fxshard.passes.memory.offload import DEVICE, KIND, HostCopies
 from fxshard.passes.memory.planned_memory import Shortage, memory_at_peak, planned_profile
 from fxshard.passes.planning import communication_limits
 from fxshard.passes.planning.admissible_specs import conflict_error, plan_pin_text, user_location
-from fxshard.passes.planning.constrain import Condition, Constraints, Equality
+from fxshard.passes.planning.constrain import Constraints, Equality
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.planning.formulation import Formulation
+from fxshard.passes.planning.patterns import Condition
 from fxshard.passes.planning.redistributions import Specs, hiding, redistributions
 from fxshard.plans.constraints import OBJECTIVES
 from fxshard.plans.plan_data import Certificate, OpSpec, Place, PlanEnd, PlannedNode, Redistribution, again

@@ -27,7 +27,7 @@ from fxshard.passes.annotation.packing import packings_of
 from fxshard.passes.memory.offload import Offloading
 from fxshard.passes.planning.names import Named, Names, Place, by_end, some
 from fxshard.passes.planning.parallel_axes import AxisCondition, axis_conditions, warn_of_overruled, warn_of_unmatched
-from fxshard.passes.planning.patterns import Pattern, on_several_ranks, pattern, read_pattern, says_nothing
+from fxshard.passes.planning.patterns import Condition, Pattern, on_several_ranks, pattern, read_pattern, says_nothing
 from fxshard.plans.constraints import Communication, Constraint, Equal, Forbid, Held, check_constraints, shown
 from fxshard.plans.offload import read_offload
 from fxshard.plans.parallel import Parallel
@@ -35,26 +35,6 @@ from fxshard.plans.plan_data import OpSpec, again
 from fxshard.plans.sharding_plan import ShardingPlan
 
 log = logging.getLogger("fxshard")
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A pattern that a layout must match or, if ``forbidden``, must not match; ``user_text``: how the user wrote it; ``output``: the result
-    that it applies to, if the node has several; ``beside``: placements that will do as well as a shard if another axis shards its dim."""
-
-    pattern: Pattern
-    user_text: str
-    output: int = 0
-    forbidden: bool = False
-    beside: tuple[Placement, ...] = ()
-
-    def admits(self, layout: Layout) -> bool:
-        wanted = [axis for axis, want in enumerate(self.pattern) if want is not None]
-        return self.forbidden != all(self.pattern[axis] == layout[axis] or self._admits_beside(axis, layout) for axis in wanted)
-
-    def _admits_beside(self, axis: int, layout: Layout) -> bool:
-        dim = getattr(self.pattern[axis], "dim", None)
-        return layout[axis] in self.beside and dim is not None and bool(set(layout.held_on(dim)) - {axis})
 
 
 @dataclass(frozen=True)
@@ -241,7 +221,7 @@ class _Reader:
             log.warning("%s: the model does not take %s apart; the solver chooses its layout", one.text, self.names.spelled(place))
             return
         found = self._with_parts(place, found, one.node)
-        self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden, one.beside))
+        self.add(place, Condition(found, f"{one.text} for {self.names.spelled(place)}", 0, one.forbidden, one.beside, one.optional))
 
     def _by_end(self, given: Any, kind: str) -> Any:
         named = isinstance(given, Mapping) and not set(given) <= set(self.mesh.axis_names) and all(isinstance(name, str) for name in given)

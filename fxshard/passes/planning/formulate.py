@@ -41,9 +41,10 @@ from fxshard.passes.memory.saved_for_backward import KEPT, RECOMPUTED, Crossing,
 from fxshard.passes.memory.staging import Staging
 from fxshard.passes.planning.admissible_specs import admissible_specs, pins_of, plan_pin_text, satisfying, user_location
 from fxshard.passes.planning.communication_limits import SentTensor, limit_rows, own_bytes
-from fxshard.passes.planning.constrain import Condition, Constraints
+from fxshard.passes.planning.constrain import Constraints
 from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Place
+from fxshard.passes.planning.patterns import Condition
 from fxshard.passes.trace.fakes.mixed_precision import reduces_pending
 from fxshard.plans.offload import PARAMETERS
 from fxshard.plans.plan_data import OpSpec

@@ -20,11 +20,11 @@ from fxshard.passes.annotation.annotate import Annotated
 from fxshard.passes.annotation.recompute import expanded
 from fxshard.passes.memory.planned_memory import planned_profile
 from fxshard.passes.planning.choose import allowance, decide, keeps_limit, solve_without_memory_limit, solved
-from fxshard.passes.planning.constrain import Condition, Constraints
+from fxshard.passes.planning.constrain import Constraints
 from fxshard.passes.planning.formulate import formulate
 from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.names import Names, Place
-from fxshard.passes.planning.patterns import on_several_ranks, read_pattern
+from fxshard.passes.planning.patterns import Condition, on_several_ranks, read_pattern
 from fxshard.passes.planning.price_regret.regret import regret
 from fxshard.passes.planning.sizes_of_plan import holds_up_to, plan_at
 from fxshard.plans.comparison import compare

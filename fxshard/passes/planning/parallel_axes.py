@@ -23,7 +23,7 @@ log = logging.getLogger("fxshard")
 class AxisCondition:
     """The value of ``node`` has ``placement`` on ``axis``, or does not if ``forbidden``; ``text``: the user's word, for errors.
     ``beside``: placements that will do as well if another axis shards the same dim. ``returned``: the condition holds for the value
-    as the model returns it, if it does."""
+    as the model returns it, if it does. ``optional``: as of ``Condition``."""
 
     node: str
     axis: str
@@ -32,6 +32,7 @@ class AxisCondition:
     forbidden: bool = False
     beside: tuple[Placement, ...] = ()
     returned: bool = False
+    optional: bool = False
 
 
 def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCondition]:
@@ -58,8 +59,8 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
             shape = example_shape(graph.by_name[node].meta["val"].shape)
             for axis, plan in parallel.items():
                 placement = plan.result(module, shape, first)
-                if placement is not None:
-                    yield AxisCondition(node, axis, placement, texts[axis])
+                if placement is not None:  # a view of flattened tokens, say, cannot be cut along the sequence; what reads it is
+                    yield AxisCondition(node, axis, placement, texts[axis], optional=plan.cut is not None)
                 if plan.is_returned_whole(module):
                     yield AxisCondition(node, axis, Replicate(), texts[axis], returned=True)
 

@@ -1,8 +1,9 @@
-"""The forms in which users write layouts, read as one placement per axis."""
+"""The forms in which users write layouts, read as one placement per axis, and conditions on layouts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.tensor.placement_types import Placement
@@ -14,6 +15,28 @@ from fxshard.plans.constraints import shown
 
 Pattern = tuple[Placement | None, ...]
 """One placement per axis; None leaves the axis free."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A pattern that a layout must match or, if ``forbidden``, must not match; ``user_text``: how the user wrote it; ``output``: the result
+    that it applies to, if the node has several; ``beside``: placements that will do as well as a shard if another axis shards its dim.
+    ``optional``: it does not apply to an operator that can give no such layout."""
+
+    pattern: Pattern
+    user_text: str
+    output: int = 0
+    forbidden: bool = False
+    beside: tuple[Placement, ...] = ()
+    optional: bool = False
+
+    def admits(self, layout: Layout) -> bool:
+        wanted = [axis for axis, want in enumerate(self.pattern) if want is not None]
+        return self.forbidden != all(self.pattern[axis] == layout[axis] or self._admits_beside(axis, layout) for axis in wanted)
+
+    def _admits_beside(self, axis: int, layout: Layout) -> bool:
+        dim = getattr(self.pattern[axis], "dim", None)
+        return layout[axis] in self.beside and dim is not None and bool(set(layout.held_on(dim)) - {axis})
 
 
 def pattern(layout: Any, mesh: Mesh, ndim: int, what: str) -> Pattern:

@@ -40,7 +40,7 @@ class LocalInputsError(TraceError):
 @dataclass(frozen=True)
 class _Known:
     """``dtensor``: whether the model regards the value as a DTensor. ``axes``: the mesh of the DTensors that it is computed from.
-    ``from_dtensor``: whether it depends on a DTensor at all."""
+    ``from_dtensor``: whether it is, or depends on, a DTensor or a rank's part of one, so that ranks may have different values in torch."""
 
     dtensor: bool = False
     axes: str = ""
@@ -92,9 +92,10 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
                     raise _not_a_shard(node)
                 shards[end.name], where = placements_on(str(node.args[1]), axes), where or source_line(node)
             known[node] = _Known(True, axes, True)
+        elif node.target is HANDED_OUT:
+            known[node] = _Known(False, axes, before[0].from_dtensor and not _is_whole(node))
         else:
-            dtensor = any(k.dtensor for k in before) and node.target is not HANDED_OUT
-            known[node] = _Known(dtensor, axes, any(k.from_dtensor for k in before))
+            known[node] = _Known(any(k.dtensor for k in before), axes, any(k.from_dtensor for k in before))
     if shards:
         raise LocalInputsError(shards, where)
     return known
@@ -110,11 +111,28 @@ def _declares_shard(node: fx.Node, before: _Known) -> bool:
     return bool(declared) and not parsed.is_replicated and not before.from_dtensor
 
 
+def _is_whole(node: fx.Node) -> bool:
+    """Whether what is handed out of a DTensor is the same on all ranks in torch: ``full_tensor``, or ``to_local`` of a replicated one."""
+    source: Any = node.args[0]
+    if node.args[1] == "whole":
+        return True
+    return source.target is PLACED and canonical(Layout.parse(str(source.args[1])), parse_mesh(str(source.args[2])).shape).is_replicated
+
+
 def _not_a_shard(node: fx.Node) -> TraceError:
     what = (
-        f"from_local takes a plain value as this rank's shard ({node.args[1]} on {node.args[2]}), but plain values are equal on all ranks"
+        f"from_local takes a value that is equal on all ranks as this rank's shard ({node.args[1]} on {node.args[2]}); torch would put the "
+        f"ranks' equal values one after the other"
     )
-    return TraceError(what, where=source_line(node), remedy="apply it to an argument of the model itself, or pass DTensors to the model")
+    remedy = "let what comes before it return such a shard (output_layouts= of its style), or declare it Replicate; an argument of the "
+    remedy += "model may be a shard"
+    return TraceError(what, where=source_line(node) or _module(node), remedy=remedy)
+
+
+def _module(node: fx.Node) -> str | None:
+    """The module in which a node was traced, for nodes without a line of the user's: those of a style."""
+    paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return f"module {paths[-1].removeprefix(paths[0]).lstrip('.')}" if len(paths) > 1 else None
 
 
 def _only_mesh(meshes: Mapping[str, str], node: fx.Node) -> str:

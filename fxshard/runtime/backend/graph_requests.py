@@ -16,8 +16,7 @@ from fxshard.graph.planning_graph import GraphInput, PlanningGraph, example_shap
 from fxshard.layout.layouts import Layout, placement_str, same_layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
-from fxshard.passes.planning.constrain import Condition
-from fxshard.passes.planning.patterns import pattern
+from fxshard.passes.planning.patterns import Condition, pattern
 from fxshard.plans.constraints import Held, Pin
 from fxshard.plans.parallel import of_inputs
 from fxshard.program.sharded_program import ShardedProgram

@@ -441,7 +441,9 @@ def warned_and_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return DTensor.from_local(x.sin(), part, [Shard(0)]).full_tensor()
 
-    with pytest.raises(fxshard.FxshardError, match=r"from_local takes a plain value as this rank's shard(.|\n)*test_styles.py"):
+    with pytest.raises(
+        fxshard.FxshardError, match=r"from_local takes a value that is equal on all ranks as this rank's shard(.|\n)*test_styles.py"
+    ):
         styled(None, Sum)(torch.ones(4, 4))
 
 

@@ -108,7 +108,17 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "a partial sum": (lambda m, x: DTensor.from_local(x, m.mesh, [Partial()]).full_tensor(), "declares a partial sum"),
     "a shard of a whole value": (
         lambda m, x: DTensor.from_local(x + 1, m.mesh, [Shard(0)]).full_tensor(),
-        "takes a plain value as this rank",
+        "takes a value that is equal on all ranks as this rank",
+    ),
+    "a shard of what was handed out whole": (
+        lambda m, x: DTensor.from_local(DTensor.from_local(x, m.mesh, [Replicate()]).full_tensor(), m.mesh, [Shard(0)]).full_tensor(),
+        "takes a value that is equal on all ranks as this rank",
+    ),
+    "a shard of the local part of a replicated value": (
+        lambda m, x: DTensor.from_local(
+            DTensor.from_local(x, m.mesh, [Replicate()]).redistribute(placements=[Replicate()]).to_local().sin(), m.mesh, [Shard(0)]
+        ).full_tensor(),
+        "takes a value that is equal on all ranks as this rank",
     ),
     "a shard as argument": (lambda m, x: DTensor.from_local(x, m.mesh, [Shard(0)]).full_tensor(), r"takes args\[0\] as this rank's shard"),
     "a result in an unknown layout": (lambda m, x: DTensor.from_local(x, m.mesh, [Replicate()]).sin().to_local(), "does not name"),
