@@ -207,10 +207,14 @@ OVERRULED = pytest.mark.parametrize(
         (
             fully_sharded,
             {"dp": "ddp"},
-            rf"DataParallel\(\)\}} does not count for 2 parameters, .*: up.weight in {S0} on dp, down.weight in {S0}",
+            rf"DataParallel\(\)\}} does not count for parameters that are DTensors already \(2\).*: up.weight in {S0} on dp, down",
         ),
         (both, {"dp": "ddp", "tp": "auto"}, rf"DataParallel\(\)\}} .*: up.weight in {S1} on dp, down.weight in {S0} on dp$"),
-        (tensor_parallel, {"tp": {"up": "rowwise"}}, rf"ByName\(.* does not count for 1 parameter, .*: up.weight in {S0} on tp$"),
+        (
+            tensor_parallel,
+            {"tp": {"up": "rowwise"}},
+            rf"ByName\(.* does not count for parameters that are DTensors already \(1\).*: up.weight in {S0} on tp$",
+        ),
         (of_one_dim, {"dp": fxshard.FullyShard()}, ""),  # dim 0 is sharded on tp: another will do
         (fully_sharded, {"dp": "fsdp", "tp": "tp"}, ""),
         (with_one_row, {"dp": "fsdp"}, ""),

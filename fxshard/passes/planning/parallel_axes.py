@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import count_text
 from fxshard.graph.planning_graph import PlanningGraph, example_shape
 from fxshard.layout.layouts import Layout, placement_str
 from fxshard.mesh.mesh import Mesh
@@ -78,8 +77,8 @@ def warn_of_overruled(graph: PlanningGraph, said: Iterable[AxisCondition], held:
         if one.node in names and (dim is None or graph.by_name[one.node].meta["val"].shape[dim] != 1):
             found.setdefault(one.text, {})[one.node] = f"{names[one.node]} in {placement_str(placed)} on {one.axis}"
     for text, those in found.items():
-        what = "%s does not count for %s, DTensors already, whose layouts hold unless pins= says otherwise: %s"
-        log.warning(what, text, count_text(len(those), "parameter"), some(those.values(), 3))
+        what = "%s does not count for parameters that are DTensors already (%d); their layouts hold unless pins= says otherwise: %s"
+        log.warning(what, text, len(those), some(those.values(), 3))
 
 
 def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel, mesh: Mesh) -> None:

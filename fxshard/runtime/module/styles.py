@@ -19,7 +19,7 @@ from fxshard.errors import OptionError, a_kind, closest
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.trace import check_call
-from fxshard.plans.parallel import AUTO, WORDS, read_parallel
+from fxshard.plans.parallel import AUTO, WORDS, ByName, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
@@ -107,7 +107,10 @@ def _read(plan: Any, options: Mapping[str, Any], mesh: DeviceMesh) -> tuple[dict
     if words and given is not None:
         what = f"parallelize_plan and parallel= both give words for axes: {words!r:.60} and {given!r:.60}"
         raise OptionError(what, where="parallel", remedy="give all of them in parallelize_plan")
-    read_parallel(given, as_mesh(mesh))
+    twice = [axis for axis, word in read_parallel(given, as_mesh(mesh)).items() if axis in by_axis and not isinstance(word, ByName)]
+    if twice:
+        what = f"parallelize_plan has styles for {twice[0]!r}, and parallel= a word: {given!r:.60}"
+        raise OptionError(what, where="parallel", remedy="give one of the two: styles decide the layouts on their axis")
     return by_axis, read_options(Settings, {**options, "parallel": words or given}, "parallelize_module")
 
 

@@ -42,6 +42,7 @@ def model() -> nn.Module:
         (None, {"parallel": {"tp": {"up": "colwize"}}}, r"did you mean 'colwise'"),
         ({"up": ColwiseParallel()}, {"parallel": {"up": "colwize"}}, r"did you mean 'colwise'"),
         ({"tp": "fsdp"}, {"parallel": {"tp": "cp"}}, r"parallelize_plan and parallel= both give words for axes"),
+        ({"up": ColwiseParallel()}, {"parallel": {"tp": "ddp"}}, r"parallelize_plan has styles for 'tp', and parallel= a word"),
     ],
 )
 def test_a_misspelt_word_is_refused_at_once(plan: Any, options: dict[str, Any], what: str, mesh: DeviceMesh) -> None:

@@ -156,8 +156,8 @@ def layers(seed: int) -> PlacementProblem:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bounds_under_a_limit_are_no_lower_than_without_merging(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of prices that were good without the limit would stay as they are: bounds were up to 22 % lower."""
+def test_bounds_under_a_limit_are_higher_than_without_merging(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits of prices that were good without the limit would stay as they are: bounds were up to 22 % lower. Seed 3 gains nothing."""
     model, scale = quantise(from_problem(layers(seed)))
     found = []
     for merging in (True, False):
@@ -166,7 +166,7 @@ def test_bounds_under_a_limit_are_no_lower_than_without_merging(seed: int, monke
         assert (relaxation.tight is not relaxation.ascent) is merging
         found.append(relaxation.bound / scale.factor)
         monkeypatch.setattr(Merging, "worthwhile", lambda *_: False)
-    assert found[0] >= found[1] * (1 - 1e-9)
+    assert found[0] > found[1] * (1.001 if seed < 3 else 1 - 1e-9)
 
 
 def test_branching_gets_the_whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
