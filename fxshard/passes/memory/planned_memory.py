@@ -20,6 +20,7 @@ from fxshard.memory_profile import HeldTensor, MemoryProfile, StepRun
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.lifetimes import Lifetimes
 from fxshard.passes.memory.memory_over_time import Allocation, allocations, total_over_time
+from fxshard.plans.offload import KINDS
 from fxshard.plans.plan_data import AGAIN, OpSpec, Redistribution
 from fxshard.shapes import sizes_named
 from fxshard.text_table import fitted, in_short
@@ -100,7 +101,8 @@ def _op(node: fx.Node) -> str:
 class Shortage:
     """The limit, the least memory found and the lower bound, in bytes, with the profile of the plan that needs the least.
 
-    ``sizes``: the sizes of dynamic dims, by name, that it refers to. ``offloads``: whether the host was used already.
+    ``sizes``: the sizes of dynamic dims, by name, that it refers to. ``has_state``: whether the optimiser has state.
+    ``offload``: what else could be on the host, as in ``fxshard.plan``.
     """
 
     limit: int
@@ -109,7 +111,8 @@ class Shortage:
     mesh: Mesh
     profile: MemoryProfile | None
     sizes: tuple[tuple[str, int], ...] = ()
-    offloads: bool = False
+    has_state: bool = True
+    offload: tuple[str, ...] = KINDS
 
     @property
     def _where(self) -> str:
@@ -131,12 +134,17 @@ class Shortage:
         known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
         smaller = "smaller sizes (the max of their Dims)" if self.sizes else "a smaller batch"
-        others = f"Otherwise use a larger mesh, {smaller}, an optimizer with less state"
-        if self.offloads:
-            others += ", or fewer pins and input_layouts"
-        else:
-            others += ", fewer pins and input_layouts, or offload='optimizer' (--offload optimizer), which holds its state on the host"
-        return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=f"{before}{raised}. {others}")
+        others = [
+            "Otherwise use a larger mesh",
+            smaller,
+            *["an optimizer with less state"] * self.has_state,
+            "fewer pins and input_layouts",
+        ]
+        if self.offload:
+            given = repr(self.offload[0]) if len(self.offload) == 1 else str(self.offload)
+            others.append(f"offload={given} (--offload {','.join(self.offload)}), which holds more on the host")
+        remedy = f"{before}{raised}. {', '.join(others[:-1])}, or {others[-1]}"
+        return ConstraintError(what, where=f"mesh {self.mesh}{self._heaviest()}", remedy=remedy)
 
     def _heaviest(self) -> str:
         """The largest tensors at the peak of the plan that needs the least."""

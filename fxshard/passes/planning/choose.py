@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import fx
 
 from fxshard.byte_sizes import exact_size
@@ -34,6 +35,7 @@ from fxshard.passes.planning.formulation import Formulation
 from fxshard.passes.planning.patterns import Condition
 from fxshard.passes.planning.redistributions import Specs, hiding, redistributions
 from fxshard.plans.constraints import OBJECTIVES
+from fxshard.plans.offload import KINDS, OPTIMIZER
 from fxshard.plans.plan_data import Certificate, OpSpec, Place, PlanEnd, PlannedNode, Redistribution, again
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import WeightedSizes
@@ -323,7 +325,10 @@ def _shortage(error: InfeasibleError, annotated: Annotated, constraints: Constra
         times, specs, moves, on_host = _in_memory(annotated, formulation, error.least_choices)
         profile = planned_profile(times, specs, moves, mesh, constraints.optimizer, on_host)
     least, bound, sizes = error.least_usage, error.usage_bound, annotated.at_memory_sizes.sizes
-    return Shortage(constraints.memory_limit, least, bound, mesh, profile, sizes, constraints.offload.is_used)
+    has_state, offload = constraints.optimizer.bytes_per_element(torch.float32) > 0, constraints.offload
+    kinds = [kind for kind in KINDS if kind not in offload.kinds and (has_state or kind != OPTIMIZER)]
+    more = () if offload.fixed is not None else tuple(kinds)
+    return Shortage(constraints.memory_limit, least, bound, mesh, profile, sizes, has_state, more)
 
 
 @dataclasses.dataclass(frozen=True)

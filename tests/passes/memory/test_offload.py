@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,9 +148,15 @@ def test_errors() -> None:
         fxshard.plan(Layers(), (torch.randn(8, 4),), slow, memory_limit=1000, offload=True, cache=False)
 
 
-def test_what_is_used_already_is_no_advice() -> None:
-    for kinds in (False, True):
-        with pytest.raises(ConstraintError, match="nothing fits in memory_limit=10") as caught:
-            planned(10, kinds, pins={"*": "R"})
-        assert ("offload" in str(caught.value.remedy)) == (not kinds), caught.value.remedy
-    assert str(caught.value.remedy).endswith("an optimizer with less state, or fewer pins and input_layouts")
+@pytest.mark.parametrize(
+    ("kinds", "ends"),
+    [
+        (False, "or offload=('optimizer', 'parameters') (--offload optimizer,parameters), which holds more on the host"),
+        ("optimizer", "or offload='parameters' (--offload parameters), which holds more on the host"),
+        (True, "an optimizer with less state, or fewer pins and input_layouts"),
+    ],
+)
+def test_what_is_used_already_is_no_advice(kinds: Any, ends: str) -> None:
+    with pytest.raises(ConstraintError, match="nothing fits in memory_limit=10") as caught:
+        planned(10, kinds, pins={"*": "R"})
+    assert str(caught.value.remedy).endswith(ends), caught.value.remedy
