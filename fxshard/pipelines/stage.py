@@ -78,8 +78,8 @@ class ShardedStage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """The forward of one microbatch, from this rank's parts of values to its parts."""
         given = args
-        if not self.is_first:
-            given = tuple(border.distributed(x, self.inside) for border, x in zip(self.ends.inputs, args, strict=True))
+        if not self.is_first:  # interleaved, a rank's schedule hands the keywords of the step to its later stage too
+            given, kwargs = tuple(border.distributed(x, self.inside) for border, x in zip(self.ends.inputs, args, strict=True)), {}
         with self._pending():
             found = self.submod(*given, **kwargs)
         results = found if isinstance(found, tuple) else (found,)

@@ -36,7 +36,12 @@ NESTED = (
     "nested (jagged) tensors are not planned: compute on their values, a dense tensor of all tokens, and attend with "
     "torch.nn.attention.varlen.varlen_attn, or pad them and pass a mask"
 )
-REMEDIES = {EXPERTS_LOOP: GROUPED, r"nested_tensor|aten\._nested|[/\\]torch[/\\]nested[/\\]": NESTED}
+NO_LOCAL_MESH = "if it is a local_map region without device_mesh, give it one: local_map(..., device_mesh=mesh)"
+REMEDIES = {
+    EXPERTS_LOOP: GROUPED,
+    r"nested_tensor|aten\._nested|[/\\]torch[/\\]nested[/\\]": NESTED,
+    r"'FakeTensor' object has no attribute 'device_mesh'": NO_LOCAL_MESH,
+}
 """Words in the user's line, in torch's message, or in the name of a file that raised it -> what to do."""
 DATA_DEPENDENT = {
     "DynamicOutputShapeException": "gives a result whose size depends on the data",

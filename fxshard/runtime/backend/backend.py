@@ -74,6 +74,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
     trace_with_static_fallback,
 )
 from fxshard.runtime.calls.inputs import check_plain_results, other_calls_text
+from fxshard.runtime.calls.options import option_fields
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.compile.compile import COMPILERS, compile_program
 from fxshard.runtime.compile.compiled import CompiledProgram, without_autocast
@@ -403,7 +404,7 @@ class GraphPrograms:
 
 def _fields(graph: PlanningGraph, named: NamedTensors, options: BackendOptions) -> dict[str, str]:
     """The fields that must be equal on all ranks before the first collective."""
-    fields = {**versions(), "graph": graph.hash, **rule_fields(), **debug_field(options.debug)}
+    fields = {**versions(), **option_fields(options), "graph": graph.hash, **rule_fields(), **debug_field(options.debug)}
     if isinstance(options.mesh, DeviceMesh):
         fields |= mesh_fields(options.mesh)
     for end in graph.inputs:

@@ -75,6 +75,17 @@ class Options:
         check_flag("debug", self.debug)
 
 
+DECIDING = ("objective", "memory_limit", "pins", "constraints", "parallel", "offload", "input_layouts", "output_layouts")
+"""Options that decide the plan, for which the first rank's alone would count."""
+
+
+def option_fields(options: Options) -> dict[str, str]:
+    """Fields of ``compare``: the options that decide the plan, as text; without those whose text differs between processes."""
+    given = {name: getattr(options, name, None) for name in DECIDING}
+    texts = {name: value.hash if isinstance(value, ShardingPlan) else repr(value) for name, value in given.items() if value is not None}
+    return {name: text for name, text in texts.items() if " at 0x" not in text}
+
+
 Kind = TypeVar("Kind", bound=Options)
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -52,7 +52,7 @@ from fxshard.runtime.calls.dynamic_sizes import (
 )
 from fxshard.runtime.calls.entries import entries, entry_settings
 from fxshard.runtime.calls.inputs import check_plain_results, flatten_call, leaf_key, other_calls_text, shapes_text
-from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, read_options
+from fxshard.runtime.calls.options import check_device_mesh, check_plan, check_source, check_unused, option_fields, read_options
 from fxshard.runtime.calls.runner import Runner
 from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.calls.waiting import dissolve, open_in, with_parts
@@ -324,7 +324,7 @@ class ShardedForward:
 
     def _fields(self, call: Call, first: bool) -> Fields:
         """What must be equal on all ranks before the program of ``call`` is made."""
-        fields = versions() if first else {}
+        fields = {**versions(), **option_fields(self.settings)} if first else {}
         if first and self.settings.src_data_rank == "same":
             fields |= weight_fields({**dict(self.model.named_parameters()), **dict(self.model.named_buffers())})
         fields |= {**hook_fields(self.state), **mesh_fields(self.device_mesh), **debug_field(self.settings.debug)}

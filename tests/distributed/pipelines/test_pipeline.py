@@ -153,7 +153,12 @@ def refused() -> None:
 
 
 def by_name() -> None:
-    """Keyword arguments go to the first stage by name, in any order, as torch's schedules pass them."""
+    """Keyword arguments go to the first stage by name, in any order, as torch's schedules pass them: to all stages of a rank."""
+    _by_name(Schedule1F1B)
+    _by_name(ScheduleInterleaved1F1B)
+
+
+def _by_name(schedule: Any) -> None:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     model = Net()
@@ -161,14 +166,16 @@ def by_name() -> None:
     device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     tokens, keep, targets = torch.randint(0, 11, (8, 5)), torch.rand(8, 5) > 0.3, torch.randint(0, 11, (8, 5))
     named = {"targets": targets[:2], "keep": keep[:2]}
-    stage = fxshard.pipeline(model, (tokens[:2],), device_mesh, microbatches=4, example_kwargs=named, compiler="eager", cache=False)
-    runs = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda found, _: found[0])
+    options = {"schedule": schedule.__name__.removeprefix("Schedule"), "compiler": "eager", "cache": False}
+    stage = fxshard.pipeline(model, (tokens[:2],), device_mesh, microbatches=4, example_kwargs=named, **options)
+    stages = stage.rank_stages
+    runs = schedule(stage if len(stages) == 1 else list(stages), n_microbatches=4, loss_fn=lambda found, _: found[0])
     if stage.is_first:
         runs.step(tokens, keep=keep, targets=targets)
     else:
         runs.step(target=targets, return_outputs=False)
     torch.stack([reference(*(x[i : i + 2] for x in (tokens, keep, targets)))[0] for i in range(0, 8, 2)]).mean().backward()
-    for name, parameter in stage.submod.named_parameters():
+    for name, parameter in (named for one in stages for named in one.submod.named_parameters()):
         assert parameter.grad is not None
         same(parameter.grad, reference.get_parameter(name).grad, name)  # type: ignore[arg-type]
 

@@ -99,6 +99,21 @@ def _fields(run: EntryPoint) -> None:
     differs("plan", lambda: run(x, mesh(), by_rank("S(0)", "R")))
 
 
+def options() -> None:
+    """What decides the plan must be the same on both ranks: the first rank's alone would count."""
+    x = torch.ones(4, 6)
+    for given in (
+        {"memory_limit": by_rank("1GB", "2GB")},
+        {"pins": {"weight": by_rank("S(0)", "S(1)")}},
+        {"parallel": by_rank("tp", "ddp")},
+    ):
+        (name,) = given
+        differs(name, lambda given=given: parallelize(linear(), (x,), mesh(), compiler="eager", timeout=20.0, **given))  # type: ignore[misc]
+    torch._dynamo.reset()
+    limit = {"memory_limit": by_rank("1GB", "2GB"), "mesh": mesh(), "compiler": "eager", "timeout": 20.0}
+    differs("memory_limit", lambda: torch.compile(linear(), backend="fxshard", options=limit)(x))
+
+
 def parallelized() -> None:
     _fields(by_parallelize)
     with put(module, "lower_plan", _lowered_otherwise(module.lower_plan)):
@@ -145,4 +160,4 @@ def failed_plan() -> None:
         parallelize(linear(), (x,), mesh(), compiler="eager", timeout=20.0, memory_limit=8)
 
 
-found, test_two_ranks = two_ranks(parallelized, compiled, bound, failed_compilation, failed_plan)
+found, test_two_ranks = two_ranks(parallelized, compiled, bound, failed_compilation, failed_plan, options)

@@ -61,7 +61,9 @@ class LocalEnds:
         """Raises PlanError if the graph's calls are for another mesh than ``mesh``, on which it is planned."""
         if self.device_mesh is not None and self.device_mesh != mesh:
             what = f"the graph calls DTensor's functions for {self.device_mesh}, and the backend's mesh is {mesh}"
-            raise PlanError(what, remedy="use one mesh for all: DTensors on the whole mesh that the backend is given")
+            raise PlanError(
+                what, remedy="leave the option mesh out, so that the DTensors' mesh is planned for, or make them on all axes of the mesh"
+            )
 
     def with_stacks(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments of a call, with the stacks of those that are local."""
