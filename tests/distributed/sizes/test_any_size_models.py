@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.pipeline import Request
@@ -51,7 +52,8 @@ def random_planner(seed: int) -> Any:
 
     def planned(graph: PlanningGraph, mesh: Mesh, request: Request, dump: Any = None) -> ShardingPlan:
         names = {end.name for end in graph.inputs}
-        known = {name: layout for name, layout in dict(request.pins).items() if name in names}
+        pinned = {name: layout for name, layout in dict(request.pins).items() if name in names}
+        known = {name: Layout(one.values()) if isinstance(one, Mapping) else one for name, one in pinned.items()}  # DTensors' are by axis
         return random_graph_plan(annotate(graph, mesh), seed, whole_outputs=True, inputs=known)
 
     return planned
