@@ -61,9 +61,7 @@ class LocalEnds:
         """Raises PlanError if the graph's calls are for another mesh than ``mesh``, on which it is planned."""
         if self.device_mesh is not None and self.device_mesh != mesh:
             what = f"the graph calls DTensor's functions for {self.device_mesh}, and the backend's mesh is {mesh}"
-            raise PlanError(
-                what, remedy="leave the option mesh out, so that the DTensors' mesh is planned for, or make them on all axes of the mesh"
-            )
+            raise PlanError(what, remedy="leave the option mesh out to plan for the DTensors' mesh, or make them on all axes of the mesh")
 
     def with_stacks(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments of a call, with the stacks of those that are local."""
