@@ -141,8 +141,9 @@ def test_keyword_arguments_are_taken_as_plan_takes_them() -> None:
     assert plans[0].starts == fxshard.plan_pipeline(Net(), (tokens, keep, targets), MESH, microbatches=4, cache=False).starts
     with pytest.raises(OptionError, match="mb_kwargs and example_kwargs are two names of the same"):
         fxshard.plan_pipeline(Net(), (tokens,), MESH, microbatches=4, example_kwargs=named, mb_kwargs={})
+    unknown: Any = {"kwargs": named}
     with pytest.raises(OptionError, match=r"plan_pipeline has no option 'kwargs'\n.*pass the model's keyword arguments as example_kwargs"):
-        fxshard.plan_pipeline(Net(), (tokens,), MESH, microbatches=4, kwargs=named)  # type: ignore[call-arg]
+        fxshard.plan_pipeline(Net(), (tokens,), MESH, microbatches=4, **unknown)
 
 
 def test_what_pipelines_do_not_support_is_refused() -> None:

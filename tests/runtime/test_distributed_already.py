@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -259,12 +260,11 @@ def test_no_word_is_warned_of_where_pins_say_otherwise(
 def test_a_later_program_warns_of_no_word(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
     """Its layouts are those of the first plan, which pins decided."""
     pins = {"up.weight": {"dp": Replicate()}}
-    sharded = fxshard.parallelize(
-        Perceptron(), (torch.randn(8, 6),), mesh, parallel={"dp": "fsdp"}, pins=pins, compiler="eager", cache=False
-    )
+    options = {"parallel": {"dp": "fsdp"}, "pins": pins, "compiler": "eager", "cache": False}
+    sharded: Any = fxshard.parallelize(Perceptron(), (torch.randn(8, 6),), mesh, **options)
     with torch.no_grad():
         sharded(torch.randn(4, 6))
-    assert len(sharded.forward.programs) > 1 and not overruled(caplog)  # type: ignore[union-attr]
+    assert len(sharded.forward.programs) > 1 and not overruled(caplog)
 
 
 def test_buffers_are_replicated(mesh: DeviceMesh) -> None:

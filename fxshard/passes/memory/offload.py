@@ -41,11 +41,6 @@ class Offloading:
     kinds: tuple[str, ...] = ()
     fixed: Mapping[str, str] | None = None
 
-    @property
-    def is_used(self) -> bool:
-        """Whether something may be on the host, or is there."""
-        return bool(self.kinds or self.fixed)
-
     def places(self, node: fx.Node, times: Lifetimes, optimizer: Optimizer, limited: bool) -> tuple[int, ...]:
         """The places that a node may take, DEVICE first if it is among them."""
         if node.op != "placeholder" or times.kinds.get(node.name) != "parameter":

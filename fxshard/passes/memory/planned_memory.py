@@ -134,12 +134,10 @@ class Shortage:
         known = f"no plan takes less than {exact_size(math.floor(self.bound))}, by the count of `plan.memory`"
         raised = f"raise the limit: the least found is {exact_size(math.ceil(self.least))}; {known}"
         smaller = "smaller sizes (the max of their Dims)" if self.sizes else "a smaller batch"
-        others = [
-            "Otherwise use a larger mesh",
-            smaller,
-            *["an optimizer with less state"] * self.has_state,
-            "fewer pins and input_layouts",
-        ]
+        others = ["Otherwise use a larger mesh", smaller]
+        if self.has_state:
+            others.append("an optimizer with less state")
+        others.append("fewer pins and input_layouts")
         if self.offload:
             given = repr(self.offload[0]) if len(self.offload) == 1 else str(self.offload)
             others.append(f"offload={given} (--offload {','.join(self.offload)}), which holds more on the host")

@@ -113,7 +113,7 @@ def _offloading(graph: PlanningGraph, mesh: Mesh, given: Any, pins: Any) -> Offl
     else:
         known = None
     found = Offloading(() if fixed is not None else read_offload(given), known)
-    if found.is_used:
+    if found.kinds or found.fixed:
         check_host(mesh.hardware)
     return found
 

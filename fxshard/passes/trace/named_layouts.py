@@ -122,7 +122,7 @@ def _is_whole(node: fx.Node) -> bool:
 def _not_a_shard(node: fx.Node) -> TraceError:
     what = (
         f"from_local takes a value that is equal on all ranks as this rank's shard ({node.args[1]} on {node.args[2]}); torch would put the "
-        f"ranks' equal values one after the other"
+        "ranks' equal values one after the other"
     )
     remedy = "let what comes before it return such a shard (output_layouts= of its style), or declare it Replicate; an argument of the "
     remedy += "model may be a shard"
@@ -130,7 +130,7 @@ def _not_a_shard(node: fx.Node) -> TraceError:
 
 
 def _module(node: fx.Node) -> str | None:
-    """The module in which a node was traced, for nodes without a line of the user's: those of a style."""
+    """The module in which a node was traced, for nodes without a line of the user's: those of a style. The first path is the model's."""
     paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return f"module {paths[-1].removeprefix(paths[0]).lstrip('.')}" if len(paths) > 1 else None
 

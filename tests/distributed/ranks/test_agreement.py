@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ def options() -> None:
         {"parallel": by_rank("tp", "ddp")},
     ):
         (name,) = given
-        differs(name, lambda given=given: parallelize(linear(), (x,), mesh(), compiler="eager", timeout=20.0, **given))  # type: ignore[misc]
+        differs(name, partial(parallelize, linear(), (x,), mesh(), compiler="eager", timeout=20.0, **given))
     torch._dynamo.reset()
     limit = {"memory_limit": by_rank("1GB", "2GB"), "mesh": mesh(), "compiler": "eager", "timeout": 20.0}
     differs("memory_limit", lambda: torch.compile(linear(), backend="fxshard", options=limit)(x))

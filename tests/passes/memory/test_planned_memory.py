@@ -101,6 +101,9 @@ def test_the_error_if_no_plan_is_found_in_time() -> None:
     assert "that there is none, within time_limit=2.5 s" in said
     assert "give more time, or raise the limit: the least found is 4.23 GB (4,225,402,888 bytes)" in said
     assert "no plan takes less than 3.96 GB (3,956,093,857 bytes)" in said
+    stateless = str(Shortage(8, 9.0, 8.5, fxshard.Mesh({"dp": 8}), None, has_state=False, offload=()).impossible())
+    assert "an optimizer with less state" in said
+    assert stateless.endswith("Otherwise use a larger mesh, a smaller batch, or fewer pins and input_layouts")
 
 
 def test_the_table_is_no_wider_than_a_terminal() -> None:

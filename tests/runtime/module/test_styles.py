@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxshard
-from fxshard.errors import OptionError
+from fxshard.errors import OptionError, TraceError
 
 
 @pytest.fixture
@@ -65,3 +66,11 @@ def test_a_word_alone_is_for_a_mesh_of_one_axis(plan: Any, options: dict[str, An
     assert all(p.placements[0].is_shard(0) for p in found.parameters())
     with pytest.raises(OptionError, match="does not say for which axis, and the mesh has dp, tp"):
         fxshard.parallelize_module(model(), mesh, "fsdp")
+
+
+def test_a_style_that_takes_a_whole_value_for_a_shard_is_refused_with_its_module(mesh: DeviceMesh) -> None:
+    """torch would put the equal rows of both ranks one after the other."""
+    styles = {"0": ColwiseParallel(output_layouts=Replicate()), "1": ColwiseParallel(input_layouts=Shard(0))}
+    chain, options = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"example_args": (torch.ones(4, 8),), "compiler": "eager"}
+    with pytest.raises(TraceError, match=r"takes a value that is equal on all ranks as this rank's shard(.|\n)*module 1\n"):
+        fxshard.parallelize_module(chain, mesh["tp"], styles, **options)

@@ -169,7 +169,7 @@ def test_bounds_under_a_limit_are_higher_than_without_merging(seed: int, monkeyp
     assert found[0] > found[1] * (1.001 if seed < 3 else 1 - 1e-9)
 
 
-def test_branching_gets_the_whole_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branching_gets_the_whole_budget() -> None:
     """Message passing on a share of the work leaves none of it behind."""
     budget = Budget(work_limit=1e7)
     relaxation = Relaxation(quantise(from_problem(layers(0)))[0], None, budget)

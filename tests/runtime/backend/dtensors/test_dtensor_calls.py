@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fxshard.errors import FxshardError, PlanError, TraceError
@@ -67,6 +68,12 @@ def test_writes_that_would_be_lost(mesh: DeviceMesh) -> None:
 
     text = refused(TraceError, lost, sharded(mesh, 2, 4))
     assert "changed in place whose memory a DTensor shares" in text and "test_dtensor_calls.py" in text
+
+
+def test_a_local_map_of_dtensors_made_in_the_graph_needs_a_mesh(mesh: DeviceMesh) -> None:
+    region = local_map(torch.tanh, out_placements=S0, in_placements=(S0,), redistribute_inputs=True)
+    text = refused(TraceError, lambda x: region(DTensor.from_local(x.sin(), mesh, R)).full_tensor(), torch.ones(2, 4))
+    assert "local_map region without device_mesh, give it one" in text
 
 
 def test_two_meshes(mesh: DeviceMesh) -> None:
