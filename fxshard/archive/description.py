@@ -51,7 +51,9 @@ def write_description(program: ShardedProgram, names: Mapping[SizeClass, str]) -
 
 
 def _write_end(end: GraphInput | GraphOutput, layout: Layout, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
-    return {"kind": end.kind, "name": end.name, "layout": str(layout), "shape": [write_size(size) for size in shape], "dtype": dtype}
+    follows = {"follows": list(end.follows)} if isinstance(end, GraphOutput) and end.follows is not None else {}
+    sizes = [write_size(size) for size in shape]
+    return {"kind": end.kind, "name": end.name, "layout": str(layout), "shape": sizes, "dtype": dtype, **follows}
 
 
 def _write_meta(module: fx.GraphModule) -> dict[str, dict[str, Any]]:
@@ -146,7 +148,7 @@ def read_description(text: bytes, where: str) -> Description:
         mesh=mesh,
         fields={
             "inputs": tuple(GraphInput(end.node, end.kind, end.name) for end in ins),
-            "outputs": tuple(GraphOutput(end.kind, end.name) for end in outs),
+            "outputs": tuple(GraphOutput(end.kind, end.name, end.follows) for end in outs),
             "input_layouts": tuple(end.layout for end in ins),
             "output_layouts": tuple(end.layout for end in outs),
             "input_shapes": tuple(end.shape for end in ins),
@@ -176,12 +178,18 @@ class _End:
     shape: tuple[int, ...]
     dtype: str
     node: str | None = None
+    follows: tuple[str, ...] | None = None
 
 
 def _read_end(field: Field, mesh: Mesh, sizes: FileSizes) -> _End:
     shape = field.get("shape", lambda f: f.tuple_of(sizes.read))
     layout: Readers = {"layout": lambda f: read_layout(f, mesh, shape), "shape": lambda _: shape}
-    end = _End(**field.record({"kind": Field.text, "name": Field.text, "dtype": Field.text, **layout}, {"node": Field.text}))
+    end = _End(
+        **field.record(
+            {"kind": Field.text, "name": Field.text, "dtype": Field.text, **layout},
+            {"node": Field.text, "follows": lambda f: f.tuple_of(Field.text)},
+        )
+    )
     if end.kind not in (OUTPUT_KINDS if end.node is None else INPUT_KINDS):
         raise field.fail(f"unknown kind {end.kind!r}")
     return end

@@ -163,6 +163,11 @@ def packing_time(kind: str, axis: int, sent: int, mesh: Mesh) -> float:
     return traffic_time(mesh.hardware, int(2 * buffer * (1 + n * (kind == "all_gather"))))
 
 
+def copies_time(written: int, mesh: Mesh) -> float:
+    """Microseconds of the copies around a collective that write so many bytes, and read as many."""
+    return traffic_time(mesh.hardware, 2 * written) if written else 0.0
+
+
 FULL_BUCKET_LATENCIES = 10
 """A bucket is full at this many latencies: one more latency adds little, and smaller buckets overlap better with compute."""
 
@@ -176,7 +181,8 @@ def full_bucket(kind: str, axis: int, mesh: Mesh) -> int:
 
 @lru_cache(maxsize=64)
 def bucketing_saving(mesh: Mesh) -> Price:
-    """Microseconds that a collective saves in a bucket: its time alone, less its share of a full bucket and its packing; at least 0."""
+    """Microseconds that a collective saves in a bucket: its time alone, copies included, less its share of a full bucket and its packing,
+    which takes the place of these copies; at least 0."""
     full = {(kind, axis): full_bucket(kind, axis, mesh) for kind in COLLECTIVES for axis, n in enumerate(mesh.shape) if n > 1}
 
     def price(step: Step, sent: int, written: int) -> float:
@@ -184,6 +190,7 @@ def bucketing_saving(mesh: Mesh) -> Price:
         if not whole or sent >= whole:
             return 0.0
         alone, bucket = (collective_time(step.kind, step.axis, size, mesh) for size in (sent, whole))
+        alone += copies_time(written, mesh)
         return max(0.0, alone - bucket * sent / whole - packing_time(step.kind, step.axis, sent, mesh))
 
     return price
@@ -191,14 +198,14 @@ def bucketing_saving(mesh: Mesh) -> Price:
 
 @lru_cache(maxsize=64)
 def time_price(mesh: Mesh) -> Price:
-    """The price of redistribution steps in microseconds on ``mesh``; a local step costs the bytes that it writes."""
+    """The price of redistribution steps in microseconds on ``mesh``: of a collective with its copies, of a local step by what it writes."""
 
     times = {(kind, axis): time_by_bytes(mesh, kind, axis) for kind in COLLECTIVES for axis, n in enumerate(mesh.shape) if n > 1}
 
     def price(step: Step, sent: int, written: int) -> float:
         if step.is_collective:
             time = times.get((step.kind, step.axis))
-            return time(sent) if time else 0.0
+            return time(sent) + copies_time(written, mesh) if time else 0.0
         return LOCAL_STEP + traffic_time(mesh.hardware, written)
 
     return price

@@ -37,6 +37,18 @@ FUSED_READS = {
     "fxshard.row_norm_weight.default": (0, 1),
 }
 """Arguments whose reads are not charged: a fused kernel reads them once for several operators, or hardly reads them."""
+BAGS = {"aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"}
+LOOKUPS = {
+    "aten.embedding.default",
+    "aten.gather.default",
+    "aten.index.Tensor",
+    "aten.index_select.default",
+    "aten.take.default",
+    "aten._unsafe_index.Tensor",
+    *BAGS,
+}
+"""Operators that read elements of their first operand where their indices say, so that they read at most as many as they return; bags
+return sums of the rows that they read."""
 UNFUSED_FLAG = {"fxshard.row_norm_weight.default": 5}
 """Position of the argument that is True if no other operator reads these arguments: their reads are then charged."""
 MASK = (9, 13)
@@ -86,6 +98,8 @@ def work_of(call: Call, spec: OpSpec, mesh: Shape, reached: Architecture | None)
     read = {value.index for i in fused if isinstance(value := call.arg(i), Operand)}
     share = call.traffic or tuple(float(i not in read) for i in range(len(tensors)))
     passed = [0.0 if m is None else part * math.prod(s) * m.dtype.itemsize for part, (m, s) in zip(share, tensors, strict=True)]
+    if call.op in LOOKUPS:
+        passed[0] = min(passed[0], _looked_up(call, inputs, outputs) * call.operands[0].dtype.itemsize)
     flops = flops_of(call, inputs, outputs)
     floats = (m.dtype for m, _ in tensors if m is not None and (m.dtype.is_floating_point or m.dtype.is_complex))
     dtype = product_dtype(call, next(floats, torch.int32), reached)
@@ -97,7 +111,7 @@ def work_of(call: Call, spec: OpSpec, mesh: Shape, reached: Architecture | None)
 
 def flops_of(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
     """FLOPs of one operator on shards of these shapes."""
-    return _FLOPS.get(call.op, _pointwise)(call, inputs, outputs)
+    return _FLOPS.get(call.op, _looked_up if call.op in LOOKUPS else _pointwise)(call, inputs, outputs)
 
 
 def _arithmetic(hardware: Hardware, dtype: torch.dtype, flops: float, product: bool) -> float:
@@ -127,6 +141,11 @@ Flops = Callable[[Call, list[Shape], list[Shape]], float]
 
 def _pointwise(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
     return float(max((math.prod(s) for s in (*inputs, *outputs)), default=0))
+
+
+def _looked_up(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:
+    """Elements that a lookup reads, if it reads none twice."""
+    return float(math.prod(inputs[1]) * inputs[0][-1] if call.op in BAGS else math.prod(outputs[0]))
 
 
 def _einsum(call: Call, inputs: list[Shape], outputs: list[Shape]) -> float:

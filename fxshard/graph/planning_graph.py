@@ -73,10 +73,12 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """One entry of the output node: its kind (of ``OUTPUT_KINDS``) and its name (the output's path, the parameter's or input's name)."""
+    """One entry of the output node: its kind (of ``OUTPUT_KINDS``) and its name (the output's path, the parameter's or input's name).
+    ``follows``: of a gradient, the names of the tangents that it depends on; None: all."""
 
     kind: str
     name: str
+    follows: tuple[str, ...] | None = None
 
     @property
     def tangent(self) -> str | None:

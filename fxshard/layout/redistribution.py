@@ -8,7 +8,6 @@ then to a fixed order, so that every rank finds the same path.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -33,13 +32,14 @@ from fxshard.layout.steps import (
     bytes_price,
     exchange_shape,
     is_legal,
+    moved_between,
     moves_rows,
     reductions_commute,
-    sent_between,
     sent_bytes,
     single_step,
     step_price,
     walk,
+    without_copies,
 )
 from fxshard.mesh.mesh import Mesh
 
@@ -125,10 +125,11 @@ def path_communication(source: Layout, target: Layout, shape: AnyShape, itemsize
 
 
 def communication_along(source: Layout, path: tuple[Step, ...], shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> Any:
-    """Price of the collectives of ``path``, from ``source``, without local steps; for several shapes, an array with one entry each."""
+    """Price of the collectives of ``path``, from ``source``, without local steps and copies; for several shapes, one entry each."""
     if isinstance(shape, WeightedShapes):
         return np.array([communication_along(source, path, one, itemsize, mesh, price) for one in shape.shapes])
-    return sum(step_price(step, layout, shape, itemsize, mesh, price) for layout, step, _ in walk(source, path) if step.is_collective)
+    sending = without_copies(price)
+    return sum(step_price(step, layout, shape, itemsize, mesh, sending) for layout, step, _ in walk(source, path) if step.is_collective)
 
 
 def bucketed_path(
@@ -208,10 +209,9 @@ def _edge_prices(graph: _Graph, shape: AnyShape, itemsize: int, mesh: Mesh, pric
 
 @lru_cache(maxsize=1024)
 def _edge_bytes(graph: _Graph, shape: tuple[int, ...], itemsize: int, mesh: tuple[int, ...]) -> list[tuple[Step, int, int]]:
-    """(step, bytes that a rank sends, bytes that it writes) of each single step, whatever they cost."""
+    """(step, bytes that a rank sends, bytes that it writes beside that) of each single step, whatever they cost."""
     local = [ceil_shape(shape, layout, mesh) for layout in graph.layouts]
-    size = [math.prod(one) * itemsize for one in local]
-    return [(step, sent_between(step, local[i], local[j], itemsize, mesh[step.axis]), size[j]) for i, step, j in graph.edges]
+    return [(step, *moved_between(step, graph.layouts[i], local[i], local[j], itemsize, mesh[step.axis])) for i, step, j in graph.edges]
 
 
 class PathTable:
@@ -260,12 +260,12 @@ class PathTable:
 
     @cached_property
     def communication(self) -> np.ndarray:
-        """(layouts, layouts) price of the collectives along each path, without local steps; 0 if there is no path. For several shapes
-        (shapes, layouts, layouts)."""
-        shape, itemsize, mesh = self.tensor
+        """(layouts, layouts) price of the collectives along each path, without local steps and copies; 0 if there is no path. For several
+        shapes (shapes, layouts, layouts)."""
+        (shape, itemsize, mesh), sending = self.tensor, without_copies(self._price)
         if isinstance(shape, WeightedShapes):
-            return np.stack([self._along(self._of_collectives(one, itemsize, mesh, self._price)) for one in shape.shapes])
-        return self._along(self._of_collectives(shape, itemsize, mesh, self._price))
+            return np.stack([self._along(self._of_collectives(one, itemsize, mesh, sending)) for one in shape.shapes])
+        return self._along(self._of_collectives(shape, itemsize, mesh, sending))
 
     def bucketed(self, saving: Price) -> np.ndarray:
         """(layouts, layouts) prices if collectives join buckets, as in ``bucketed_path``."""

@@ -85,7 +85,7 @@ AnyShape = tuple[int, ...] | WeightedShapes
 
 
 Price = Callable[[Step, int, int], float]
-"""(step, bytes that a rank sends, bytes that a rank writes locally) -> price."""
+"""(step, bytes that a rank sends, bytes that it writes beside that) -> price; see ``written_between``."""
 
 
 @lru_cache(maxsize=65536)
@@ -200,6 +200,39 @@ def sent_between(step: Step, before: tuple[int, ...], after: tuple[int, ...], it
     return (n - 1) * math.prod(block_between(step, before, after)) * itemsize
 
 
+def moved_between(step: Step, layout: Layout, before: tuple[int, ...], after: tuple[int, ...], itemsize: int, n: int) -> tuple[int, int]:
+    """(``sent_between``, ``written_between``)."""
+    return sent_between(step, before, after, itemsize, n), written_between(step, layout, before, after, itemsize)
+
+
+def written_between(step: Step, layout: Layout, before: tuple[int, ...], after: tuple[int, ...], itemsize: int) -> int:
+    """Bytes that each rank writes in a local step, the shard after it; in a collective, those of the copies around it.
+
+    A collective exchanges blocks that lie one after the other. Those of a dim that is not the first do not: a copy stacks them before a
+    reduce-scatter or all-to-all, and one puts them in their places after an all-gather or all-to-all. So do copies for packed dims, and
+    for folded ones if pieces of an outer axis alternate with those of the step's.
+    """
+    if not step.is_collective:
+        return math.prod(after) * itemsize
+    stacked = step.kind in ("reduce_scatter", "all_to_all") and _scattered(step.target, step.axis, step.after(layout), before)
+    placed = step.kind in ("all_gather", "all_to_all") and _scattered(step.source, step.axis, layout, after)
+    return (stacked * math.prod(before) + placed * math.prod(after)) * itemsize
+
+
+def _scattered(placement: Placement, axis: int, held: Layout, shape: tuple[int, ...]) -> bool:
+    """Whether the blocks that ``axis`` cuts a dim of ``shape`` into, in the layout ``held``, are no consecutive parts of memory."""
+    dim = sharded_dim(placement)
+    if dim is None:
+        return False
+    alternate = any(outer < axis and outer not in held.held_on(dim) for outer in nest_of(placement))
+    return bool(parts_of(placement)) or alternate or math.prod(shape[:dim]) > 1
+
+
+def without_copies(price: Price) -> Price:
+    """The price of collectives without the copies around them."""
+    return lambda step, sent, written: price(step, sent, 0)
+
+
 def block_between(step: Step, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of the block that an all-to-all sends to one peer: ``before`` with the size of ``after`` in the dim that the step enters."""
     entered = sharded_dim(step.target)
@@ -212,9 +245,8 @@ def exchange_shape(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mes
 
 
 def step_price(step: Step, layout: Layout, shape: AnyShape, itemsize: int, mesh: Mesh, price: Price) -> float:
-    """Price of ``step`` from ``layout``, the weighted mean over several shapes; a rank writes its shard after the step."""
+    """Price of ``step`` from ``layout``, the weighted mean over several shapes."""
     if isinstance(shape, WeightedShapes):
         return shape.mean([step_price(step, layout, one, itemsize, mesh, price) for one in shape.shapes])
     before, after = (ceil_shape(shape, at, mesh.shape) for at in (layout, step.after(layout)))
-    sent = sent_between(step, before, after, itemsize, mesh.shape[step.axis])
-    return price(step, sent, math.prod(after) * itemsize)
+    return price(step, *moved_between(step, layout, before, after, itemsize, mesh.shape[step.axis]))

@@ -180,7 +180,7 @@ def test_prices_of_steps() -> None:
     priced = {k: step_price(s, Layout([s.source]), shape, 4, mesh, price) for k, s in steps.items() if s is not None}
     assert priced["PR"] == pytest.approx(5 + 2 + 400)
     assert priced["PS(0)"] == pytest.approx(5 + 1 + 200)
-    assert priced["S(0)S(1)"] == pytest.approx(5 + 1 + 100)
+    assert priced["S(0)S(1)"] == pytest.approx(5 + 1 + 100 + 40)
     assert priced["RS(0)"] == pytest.approx(0.1 + 20)
     assert priced["RP"] == pytest.approx(0.1 + 40)
 

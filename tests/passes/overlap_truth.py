@@ -13,7 +13,7 @@ from torch import fx
 from fxshard.cost import collective_time, node_time, time_price
 from fxshard.graph.planning_graph import PlanningGraph, operands, producer
 from fxshard.layout.layouts import Layout, all_layouts, ceil_shape
-from fxshard.layout.redistribution import step_price, steps, walk
+from fxshard.layout.redistribution import sent_bytes, steps, walk
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.annotate import Annotated
 from fxshard.plans.plan_data import OpSpec
@@ -47,7 +47,8 @@ def _sent(have: Layout, want: Layout, tensor: torch.Tensor, mesh: Mesh) -> float
     """Microseconds of collectives."""
     kind, price = (tuple(tensor.shape), tensor.dtype.itemsize, mesh), time_price(mesh)
     path = walk(have, steps(have, want, *kind, price))
-    return sum(step_price(step, layout, *kind, price) for layout, step, _ in path if step.kind.startswith(("all_", "reduce_")))
+    sending = [(layout, step) for layout, step, _ in path if step.kind.startswith(("all_", "reduce_"))]
+    return sum(collective_time(step.kind, step.axis, sent_bytes(step, layout, *kind), mesh) for layout, step in sending)
 
 
 class Truth:
@@ -77,7 +78,7 @@ class Truth:
         """The microseconds that a gradient's collective saves in a bucket, if it is the only one of its path and nothing is hidden.
 
         In a bucket it pays its share of the smallest message that takes ten times as long as an empty one, and its packing: the buffer is
-        read and written, unless it is computed in place.
+        read and written, unless it is computed in place. Without the bucket, it pays copies that ``step_price`` counts.
         """
         source, index = producer(value)
         have, tensor, mesh = specs[source.name].outputs[index], value.meta["val"], self.annotated.mesh

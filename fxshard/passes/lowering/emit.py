@@ -18,7 +18,21 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.folded import FoldedStep, emit_folded_step
 from fxshard.passes.lowering.local_graph import LocalGraph
 from fxshard.passes.lowering.packed import packed_chunk, packed_for_ranks, unpacked
-from fxshard.passes.lowering.shaping import MANY, alike, at_once, contiguous, cut_to, joined, pad_to, piece, side_by_side, stacked, wait
+from fxshard.passes.lowering.shaping import (
+    MANY,
+    adjoin,
+    alike,
+    at_once,
+    contiguous,
+    cut_to,
+    joined,
+    joint,
+    pad_to,
+    piece,
+    side_by_side,
+    stacked,
+    wait,
+)
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -83,7 +97,7 @@ def all_reduce(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
 
 
 def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
-    """The gathered pieces are stacked on dim 0; each is cut to its own length and concatenated along the sharded dim."""
+    """The gathered pieces are stacked on dim 0; unless they adjoin, each is cut to its length and concatenated along the sharded dim."""
     assert isinstance(step.source, Shard | PackedShard)
     dim = step.source.dim
     after, before_ceil, _, group, n = _shapes(local, step, layout, shape)
@@ -92,8 +106,8 @@ def all_gather(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     result = local.local_shape(shape, after)
     if isinstance(step.source, PackedShard):
         return unpacked(local, gathered, step.source, before_ceil, n, result), collective
-    if dim == 0 and alike(local.shape(gathered), result):
-        return gathered, collective
+    if adjoin(result, dim) and alike(joint(before_ceil, dim, n), result):
+        return (local.emit(aten.view.default, gathered, result) if dim else gathered), collective
     if at_once(result[dim], n):
         return side_by_side(local, local.emit(aten.view.default, gathered, [n, *before_ceil]), result, dim), collective
     blocks = [piece(local, gathered, 0, i * before_ceil[0], before_ceil[0]) for i in range(n)]
@@ -109,11 +123,18 @@ def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, sh
     if isinstance(step.target, PackedShard):
         buffer = packed_for_ranks(local, x, step.target, after_ceil, n)
     else:
-        ready = dim == 0 and alike(local.shape(x), (n * after_ceil[0], *after_ceil[1:]))
-        buffer = x if ready else _stack_pieces(local, x, dim, n, after_ceil)
+        buffer = x if _is_stack(local, x, dim, n, after_ceil) else _stack_pieces(local, x, dim, n, after_ceil)
+        if buffer is x and dim:
+            buffer = local.emit(aten.view.default, contiguous(local, x), joint(after_ceil, 0, n))
     collective = local.emit(c10d.reduce_scatter_tensor.default, contiguous(local, buffer), op, n, group)
     result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
     return _mean(local, result, divide, n), collective
+
+
+def _is_stack(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[int, ...]) -> bool:
+    """Whether the blocks for n ranks that ``dim`` of ``x`` is cut into are consecutive parts of it, without padding."""
+    shape = local.shape(x)
+    return adjoin(shape, dim) and alike(shape, joint(block, dim, n))
 
 
 def _stack_pieces(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[int, ...]) -> fx.Node:
@@ -125,19 +146,24 @@ def _stack_pieces(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[
 
 
 def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node]:
-    """Sends each rank its block (own shard of the old dim, a chunk of the new dim); concatenates the received blocks along the old dim."""
+    """Sends each rank its block (own shard of the old dim, a chunk of the new dim); concatenates the received blocks along the old dim.
+    Blocks that adjoin in memory need no copies."""
     assert isinstance(step.source, Shard) and isinstance(step.target, Shard)
     old, new = step.source.dim, step.target.dim
     after, _, _, group, n = _shapes(local, step, layout, shape)
     block = exchange_shape(step, layout, shape, local.mesh)
     size = local.shape(x)[new]
-    if at_once(size, n):
+    if _is_stack(local, x, new, n, block):
+        sent = local.emit(aten.view.default, contiguous(local, x), [n, *block])
+    elif at_once(size, n):
         sent = contiguous(local, stacked(local, x, new, n, block))
     else:
         sent = local.emit(aten.stack.default, [pad_to(local, piece(local, x, new, *chunk(size, n, i)), block) for i in range(n)])
     collective = local.emit(c10d.all_to_all_single.default, sent, [1] * n, [1] * n, group)
     arrived = wait(local, collective)
     result = local.local_shape(shape, after)
+    if adjoin(result, old) and alike(joint(block, old, n), result):
+        return local.emit(aten.view.default, arrived, result), collective
     if at_once(result[old], n):
         return side_by_side(local, arrived, result, old), collective
     return joined(local, [local.emit(aten.select.int, arrived, 0, i) for i in range(n)], result, old), collective

@@ -38,6 +38,7 @@ from fxshard.graph.planning_graph import (
     source_line,
     user_location,
 )
+from fxshard.graph.tangents import outputs_with_tangents
 from fxshard.layout.layouts import Layout, symbolic_coordinate
 from fxshard.layout.redistribution import sent_bytes, walk
 from fxshard.passes.annotation.lifetimes import Lifetimes
@@ -162,7 +163,7 @@ def _lowered(
         plan=plan,
         modules=modules,
         inputs=graph.inputs,
-        outputs=graph.outputs,
+        outputs=outputs_with_tangents(graph),
         input_layouts=tuple(plan.specs[n.name].outputs[0] for n in ends),
         output_layouts=plan.specs["output"].inputs,
         input_shapes=tuple(_shape(n) for n in ends),

@@ -117,6 +117,16 @@ def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
     return len(shape) == len(other) and all(surely(a == b) for a, b in zip(shape, other, strict=True))
 
 
+def adjoin(shape: Sequence[int], dim: int) -> bool:
+    """Whether the pieces that ``dim`` is cut into lie one after the other in a dense tensor of ``shape``; symbolic ones at all sizes."""
+    return all(surely(size == 1) for size in shape[:dim])
+
+
+def joint(block: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
+    """The shape of n blocks, one behind the other along ``dim``."""
+    return (*block[:dim], n * block[dim], *block[dim + 1 :])
+
+
 def wait(local: LocalGraph, collective: fx.Node) -> fx.Node:
     return local.emit(c10d.wait_tensor.default, collective)
 

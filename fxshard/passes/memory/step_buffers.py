@@ -14,6 +14,7 @@ from fxshard.layout.layouts import Layout, ceil_shape, chunk_lengths, packed_chu
 from fxshard.layout.redistribution import Step
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.folded import FoldedStep
+from fxshard.passes.lowering.shaping import adjoin
 
 NUMBER = torch.int64.itemsize
 """Bytes of an index into a tensor."""
@@ -29,7 +30,7 @@ Stage = tuple[int, bool]
 class Buffers:
     """Sizes of one step. ``x``: bytes of the input, ``dense`` if it has no gaps; ``y``: bytes of the result; ``n``: ranks; ``length``: of
     the dim that is cut, per rank; ``short``: ranks with a shorter piece; ``block``: bytes sent to one rank; ``straight``: nothing has to be
-    concatenated or cut."""
+    stacked, concatenated or cut; ``placed``: what an all-to-all receives need not be concatenated."""
 
     step: Step
     x: int
@@ -41,6 +42,7 @@ class Buffers:
     length: int = 0
     short: int = 0
     block: int = 0
+    placed: bool = False
 
     def stages(self) -> Sequence[Stage]:
         return getattr(self, f"_{self.step.kind}")()
@@ -68,7 +70,8 @@ class Buffers:
 
     def _all_to_all(self) -> list[Stage]:
         stacked = self.n * self.block
-        return [(self.short * self.block + stacked, True), (2 * stacked, False), (stacked + self.y, False)]
+        sent = self._sent(stacked) if self.straight else [(self.short * self.block + stacked, True), (2 * stacked, False)]
+        return sent if self.placed else [*sent, (stacked + self.y, False)]
 
     def _slice(self) -> list[Stage]:
         places = NUMBER * self.length
@@ -115,11 +118,12 @@ def _buffers(step: Step, before: tuple[int, ...], after: tuple[int, ...], x: int
         dim = step.target.dim
         length = after[dim]
         short = sum(one < length for one in chunk_lengths(before[dim], n))
-        straight = length == before[dim] if step.kind == "slice" else dim == 0 and not short
+        straight = length == before[dim] if step.kind == "slice" else adjoin(before, dim) and not short
+    gathered = isinstance(step.source, Shard) and adjoin(after, step.source.dim) and n * before[step.source.dim] == after[step.source.dim]
     if step.kind == "all_gather":
-        straight = isinstance(step.source, Shard) and step.source.dim == 0 and n * x == y
+        straight = gathered
     elif step.kind == "to_partial":
         assert isinstance(step.target, Partial)
         straight = step.target.reduce_op not in NEUTRAL
     block = math.prod(map(min, before, after)) * itemsize
-    return Buffers(step, x, y, n, itemsize, straight, dense, length, short, block)
+    return Buffers(step, x, y, n, itemsize, straight, dense, length, short, block, gathered)

@@ -57,7 +57,7 @@ def _artefact(code: CompiledCode, name: str, bound: BoundProgram) -> Artefact:
         )
     except (OSError, RuntimeError) as error:
         raise RunError(f"the compiled code cannot be loaded: {str(error).splitlines()[0]}", remedy=AGAIN) from error
-    ends = forward_results(bound.program), (), (), (), (), (), lambda: (bound.module,), model.written
+    ends = forward_results(bound.program), (), (), (), (), (), (), lambda: (bound.module,), model.written
     return Artefact(_taking_sizes(run, bound), None, *ends, guards=guards_of_code(model, bound.program))
 
 

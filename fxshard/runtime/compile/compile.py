@@ -205,9 +205,10 @@ def _artefact_fields(
     """The fields of an artefact after its callables."""
     results = forward_results(b.program)
     if not has_backward(b.program):
-        return results, (), (), (), (), (), graphs, written
+        return results, (), (), (), (), (), (), graphs, written
     of = _gradient_of(b.program, len(b.bound.axes))
-    return results, kept_inputs, _tangent_of(b.program), of, _gradient_layouts(b.program, of), numbers, graphs, written
+    gradients = of, _gradient_layouts(b.program, of), _follows(b.program, of)
+    return results, kept_inputs, _tangent_of(b.program), *gradients, numbers, graphs, written
 
 
 def _compile_halves(
@@ -331,6 +332,14 @@ def _gradient_layouts(program: ShardedProgram, gradient_of: Sequence[int | None]
     primals = [x for x, end in zip(program.input_layouts, program.inputs, strict=True) if end.kind != "tangent"]
     found = [None if i is None or layouts[i] == own else layouts[i] for i, own in zip(gradient_of, primals, strict=False)]
     return (*found, *[None] * (len(gradient_of) - len(found)))
+
+
+def _follows(program: ShardedProgram, gradient_of: Sequence[int | None]) -> tuple[tuple[int, ...] | None, ...]:
+    """For each input of the forward, the results on whose tangents its gradient depends; None: on all, or it has no gradient."""
+    positions = {o.tangent: i for i, o in enumerate(program.outputs) if o.tangent is not None}
+    known = [o.follows for o in program.outputs if o.kind == "gradient"]
+    found = [None if i is None else known[i] for i in gradient_of]
+    return tuple(None if names is None else tuple(positions[name] for name in names) for names in found)
 
 
 def _kept_numbers(forward: fx.GraphModule, results: int) -> tuple[int, ...]:

@@ -40,8 +40,9 @@ class Artefact:
     ``forward``: inputs -> ``results`` results, then the values saved for the backward; ``backward`` (None for inference): inputs at
     ``kept_inputs``, saved values, tangents -> gradients. ``tangent_of``: for each tangent, the index of its result;
     ``gradient_of``: for each input, the index of its gradient, or None; ``gradient_layouts``: the layout of that gradient if it differs
-    from its input's. ``numbers``: indices of the saved values that are sizes, not tensors. ``make_graphs`` returns ``graphs``, the
-    graphs that were compiled. ``written``: inputs that the forward mutates.
+    from its input's; ``follows``: for each input, the results that its gradient depends on, None: all. ``numbers``: indices of the saved
+    values that are sizes, not tensors. ``make_graphs`` returns ``graphs``, the graphs that were compiled. ``written``: inputs that the
+    forward mutates.
     """
 
     forward: BoxedFunction
@@ -51,6 +52,7 @@ class Artefact:
     tangent_of: tuple[int, ...]
     gradient_of: tuple[int | None, ...]
     gradient_layouts: tuple[Layout | None, ...]
+    follows: tuple[tuple[int, ...] | None, ...]
     numbers: tuple[int, ...]
     make_graphs: Callable[[], tuple[fx.GraphModule, ...]]
     written: tuple[int, ...] = ()
@@ -207,7 +209,9 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
     for i in compiled.on_host:
         if (index := artefact.gradient_of[i]) is not None:
             out[index] = to_host(out[index])
-    ends = zip(artefact.gradient_of, ctx.like, artefact.gradient_layouts, strict=True)
+    reached = [results is None or any(grads[k] is not None for k in results) for results in artefact.follows]
+    indexes = [index if one else None for index, one in zip(artefact.gradient_of, reached, strict=True)]
+    ends = zip(indexes, ctx.like, artefact.gradient_layouts, strict=True)
     return (None, None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
 
 

@@ -76,6 +76,27 @@ def run_case(name: str) -> None:
     same(*CASES[name])
 
 
+def made_views(mesh: DeviceMesh, x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 1
+    return y, y[:, 1:3], y.transpose(0, 1), x[:, 0]
+
+
+def written_later(*placements: Any) -> None:
+    """Results that are views of a result or of an argument share its memory, as in eager execution: all of them see later writes."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    results = []
+    for call in (made_views, torch.compile(made_views, backend="fxshard", fullgraph=True, options={"compiler": "eager", "timeout": 60.0})):
+        x = dtensor(*placements, 4, 6)(mesh)[0].detach()
+        y, columns, turned, first = call(mesh, x)
+        columns.mul_(5)
+        turned.add_(1)
+        first.sub_(3)
+        results.append([x, y, columns, turned, first])
+    for have, want in zip(*reversed(results), strict=True):
+        assert have.placements == want.placements
+        torch.testing.assert_close(have.full_tensor(), want.full_tensor(), rtol=1e-9, atol=1e-9)
+
+
 def run_dynamic(name: str) -> None:
     """Three sizes, dynamic from the start."""
     mesh = DeviceMesh("cpu", [0, 1])
@@ -89,5 +110,8 @@ def run_dynamic(name: str) -> None:
 
 
 found, test_two_ranks = cases_on_ranks(
-    2, {name: partial(run_case, name) for name in CASES} | {name: partial(run_dynamic, name) for name in DYNAMIC}
+    2,
+    {name: partial(run_case, name) for name in CASES}
+    | {name: partial(run_dynamic, name) for name in DYNAMIC}
+    | {f"written_later_{name}": partial(written_later, one) for name, one in (("rows", Shard(0)), ("whole", Replicate()))},
 )

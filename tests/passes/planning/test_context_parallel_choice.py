@@ -66,8 +66,11 @@ def merge(heads: int, length: int) -> float:
 
 
 def all_to_all(heads: int, length: int, causal: bool) -> float:
+    """Heads are the first dim of several elements, so blocks of heads adjoin and those of the sequence do not: a copy of each of q, k, v
+    after its exchange, and of the result before it."""
     products = 2 * 2 * heads / N * DIM * length**2 * (0.5 if causal else 1.0) / FLOPS * 1e6
-    return products + 4 * sending(N - 1, shard(heads, length) * (N - 1) / N)
+    copies = 4 * 2 * shard(heads, length) / MEMORY * 1e6
+    return products + 4 * sending(N - 1, shard(heads, length) * (N - 1) / N) + copies
 
 
 def gathered(heads: int, length: int, causal: bool) -> float:
