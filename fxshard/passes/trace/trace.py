@@ -54,6 +54,7 @@ from fxshard.passes.trace.functions.inlined import inlined
 from fxshard.passes.trace.functions.neutralise import Neutralise
 from fxshard.passes.trace.functions.recurrent import is_packed, packed_error, recurrent_captured
 from fxshard.passes.trace.named_layouts import meshes_of, named_layouts
+from fxshard.passes.trace.output_recorders import install_output_recorders
 from fxshard.passes.trace.python_state.assigned import write_assigned
 from fxshard.passes.trace.python_state.bound import is_bound
 from fxshard.passes.trace.python_state.gradient_taps import TAPS, tap_name
@@ -110,6 +111,7 @@ def trace(
     check_call(model, args)
     arguments = open_call(args, kwargs or {})[:2]
     _check_tensors(model, arguments)
+    install_output_recorders(model, kwargs or {})
     symbols, hooks = Symbols(dynamic), TracedHooks(observe, train)
     call = Call(model, arguments, train, mixed_precision, tuple(dynamic), cache)
     effects = TracedSideEffects(call, observe, written)

@@ -37,7 +37,9 @@ NESTED = (
     "torch.nn.attention.varlen.varlen_attn, or pad them and pass a mask"
 )
 NO_LOCAL_MESH = "if it is a local_map region without device_mesh, give it one: local_map(..., device_mesh=mesh)"
+CACHE_MADE = "the model makes a cache of keys and values that its results hold: pass use_cache=False, as in training, or pass a cache to it"
 REMEDIES = {
+    r"unrecognized type UserDefinedObjectVariable\(\w*Cache\)": CACHE_MADE,
     EXPERTS_LOOP: GROUPED,
     r"nested_tensor|aten\._nested|[/\\]torch[/\\]nested[/\\]": NESTED,
     r"'FakeTensor' object has no attribute 'device_mesh'": NO_LOCAL_MESH,
