@@ -18,6 +18,7 @@ from fxshard.layout.layouts import Layout, local_shape
 from fxshard.mesh.mesh import Mesh, as_mesh
 from fxshard.pipelines.plan import PipelinePlan, inner_mesh, plan_pipeline
 from fxshard.pipelines.refusals import NO_OFFLOAD, OFFLOAD_REMEDY, check_axis, keyword_arguments
+from fxshard.pipelines.sizes import check_microbatch, check_received
 from fxshard.pipelines.split import Passed, StageModule, split
 from fxshard.runtime.calls.inputs import as_dtensor
 from fxshard.runtime.calls.options import check_device_mesh, check_unused
@@ -75,10 +76,20 @@ class ShardedStage(PipelineStage):
         self.rank_stages: tuple[ShardedStage, ...] = (self,)
         """All stages of this rank, in order: two if they are interleaved."""
 
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, save_forward_output: bool = True
+    ) -> Any:
+        """The forward of one microbatch. Raises SizesError if the first stage's arguments have other shapes than the plan's, before this
+        microbatch is computed or sent."""
+        if self.is_first:
+            check_microbatch([border.value for border in self.ends.inputs], args, kwargs or {}, fwd_chunk_id, self.plan.microbatches)
+        return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
+
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """The forward of one microbatch, from this rank's parts of values to its parts."""
         given = args
         if not self.is_first:  # interleaved, a rank's schedule hands the keywords of the step to its later stage too
+            check_received([border.local for border in self.ends.inputs], args, self.stage_index)
             given, kwargs = tuple(border.distributed(x, self.inside) for border, x in zip(self.ends.inputs, args, strict=True)), {}
         with self._pending():
             found = self.submod(*given, **kwargs)

@@ -7,7 +7,7 @@ DeviceMesh without a process group.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,21 @@ def _own_operators() -> set[Any]:
 
 def _is_of_fxshard(function: Any) -> bool:
     return getattr(function, "is_of_fxshard", False)
+
+
+def keep_from_decomposing(operators: Collection[OpOverload], reason: Callable[[OpOverload], Exception]) -> None:
+    """Keeps DTensor from decomposing ``operators``: it says that it has no strategy, because of ``reason(op)``."""
+    from torch.distributed.tensor import DTensor
+
+    decomposing = DTensor._op_dispatcher.sharding_propagator.decomp_strategy
+    by_torch = decomposing.propagate_strategy
+
+    def propagate_strategy(op_schema: Any) -> Any:
+        if op_schema.op in operators:
+            raise reason(op_schema.op)
+        return by_torch(op_schema)
+
+    decomposing.propagate_strategy = propagate_strategy
 
 
 def is_spec(value: Any) -> bool:

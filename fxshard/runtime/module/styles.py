@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from typing import Any, TypeAlias
 
 import torch
@@ -52,10 +53,10 @@ def parallelize_module(
 
     Args:
         device_mesh: by default that of ``with device_mesh:``. A part of a mesh (``mesh["tp"]``) will do.
-        parallelize_plan: styles by module name (``{"layers.*.attn.w[qkv]": ColwiseParallel()}``, wildcards as in torch), or one style for
-            ``module`` itself; with several axes, what each is for, by its name: ``{"dp": FullyShard(), "tp": {"up": ColwiseParallel()}}``,
-            where a one-word plan or a ``tp_plan`` of Hugging Face (``fxshard.plans.parallel``) may stand for styles. A word alone is for
-            a mesh of one axis. "auto", or no plan, leaves the choice to the solver.
+        parallelize_plan: styles by module name (``{"layers.*.attn.w[qkv]": ColwiseParallel()}``, wildcards and mappings within mappings
+            as in torch), or one style for ``module`` itself; with several axes, what each is for, by its name: ``{"dp": FullyShard(),
+            "tp": {"up": ColwiseParallel()}}``, where a one-word plan or a ``tp_plan`` of Hugging Face (``fxshard.plans.parallel``) may
+            stand for styles. A word alone is for a mesh of one axis. "auto", or no plan, leaves the choice to the solver.
         src_data_rank: as in torch, the rank within each axis whose weights count; None: each rank shards its own.
         options: those of ``parallelize``.
 
@@ -67,7 +68,7 @@ def parallelize_module(
     if mesh is None:
         raise OptionError("parallelize_module has no mesh", remedy="pass device_mesh, or call it within `with device_mesh:`")
     check_device_mesh(mesh)
-    by_axis, settings = _read(parallelize_plan, options, mesh)  # before a forward that waits is removed
+    by_axis, settings = _read(parallelize_plan, options, mesh, module)  # before a forward that waits is removed
     waiting = dissolve(module) if isinstance(module, nn.Module) else ()
     check_call(module, example_args or ())
     check_gradient_hooks(module)
@@ -100,9 +101,9 @@ def parallelize_module(
     return module
 
 
-def _read(plan: Any, options: Mapping[str, Any], mesh: DeviceMesh) -> tuple[dict[str, Styles], Settings]:
+def _read(plan: Any, options: Mapping[str, Any], mesh: DeviceMesh, module: nn.Module) -> tuple[dict[str, Styles], Settings]:
     """The styles of each axis that has some, and the options with the words for others. Raises OptionError for what cannot be read."""
-    by_axis, words = split_plan(plan, mesh)
+    by_axis, words = split_plan(plan, mesh, module)
     given = options.get("parallel")
     if words and given is not None:
         what = f"parallelize_plan and parallel= both give words for axes: {words!r:.60} and {given!r:.60}"
@@ -171,7 +172,7 @@ def distribute_others(module: nn.Module, device_mesh: DeviceMesh, source: int | 
     shard_parameters(module, layouts, device_mesh, mesh_device(device_mesh), source)
 
 
-def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any, Any]]:
+def split_plan(plan: Any, mesh: DeviceMesh, module: nn.Module) -> tuple[dict[str, Styles], dict[Any, Any]]:
     """(the styles of each axis that has some, the one-word plans of others). Raises OptionError for anything else."""
     names = as_mesh(mesh).axis_names
     if plan is None or plan == AUTO:
@@ -183,7 +184,7 @@ def split_plan(plan: Any, mesh: DeviceMesh) -> tuple[dict[str, Styles], dict[Any
     if _is_word(plan) or isinstance(plan, str):
         return {}, read_parallel(plan, as_mesh(mesh))
     if isinstance(plan, Mapping):
-        keys = (key for key, one in plan.items() if isinstance(one, (*WORDS, Mapping)))
+        keys = (key for key, one in plan.items() if isinstance(one, (*WORDS, Mapping)) and not _is_nested(key, one, module))
         axes = (axis for key in keys for axis in (key if isinstance(key, tuple) else (key,)))
         if (other := next((axis for axis in axes if axis not in names), None)) is not None:
             what = f"the mesh has no axis {other!r}{closest(other, names)}"
@@ -208,10 +209,28 @@ def _checked(styles: Any, axis: str | None) -> Styles:
         return styles
     if not isinstance(styles, Mapping):
         raise OptionError(f"a plan of styles is {a_kind(styles)}: {styles!r:.60}", where=where, remedy=remedy)
-    for name, style in styles.items():
+    found = _flat(styles)
+    for name, style in found.items():
         if not isinstance(name, str) or not isinstance(style, ParallelStyle):
             raise OptionError(f"{name!r}: {style!r:.60} is not a module's name and a ParallelStyle", where=where, remedy=remedy)
-    return styles
+    return found
+
+
+def _is_nested(name: Any, styles: Any, module: nn.Module) -> bool:
+    """Whether it is a mapping of styles within the module ``name`` of ``module``, wildcards included, and not for an axis."""
+    first = name.partition(".")[0] if isinstance(name, str) else None
+    return isinstance(styles, Mapping) and first is not None and any(fnmatch(child, first) for child, _ in module.named_children())
+
+
+def _flat(styles: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Styles by whole names: ``{"layers.0": {"up": ...}}`` as ``{"layers.0.up": ...}``, in their order."""
+    found: dict[Any, Any] = {}
+    for name, one in styles.items():
+        if isinstance(name, str) and isinstance(one, Mapping):
+            found.update({".".join(filter(None, (name, inner))): style for inner, style in _flat(one).items()})
+        else:
+            found[name] = one
+    return found
 
 
 def _as_torch_takes(styles: Styles) -> Any:

@@ -417,6 +417,21 @@ def a_copy_before_the_first_call() -> None:
     torch.testing.assert_close(model(tokens()), made()(tokens()))
 
 
+def nested_mappings() -> None:
+    """Styles in mappings within mappings, which torch takes too, for an axis or without one."""
+    inner = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    one: list[Any] = [{"layers.*": inner}, {"layers": {"*": {"": inner}}}]
+    for plan, chosen in (*((plan, both["tp"]) for plan in one), ({"tp": {"layers.*": inner}}, both)):
+        model, reference = made(), made()
+        fxshard.parallelize_module(model, chosen, plan, compiler="eager")
+        assert model.layers[0].up.weight.placements[-1] == Shard(0) and model.layers[0].down.weight.placements[-1] == Shard(1)
+        torch.testing.assert_close(train(model, tokens()), train(reference, tokens()))
+        equal(model, reference)
+    with pytest.raises(fxshard.FxshardError, match=r"'layers.\*.up': 3 is not a module's name and a ParallelStyle"):
+        styled({"layers.*": {"up": 3}})
+
+
 def warned_and_refused() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -458,6 +473,7 @@ found, test_two_ranks = two_ranks(
     part_of_a_mesh,
     words,
     inside_a_model,
+    nested_mappings,
     what_a_part_was_given,
     one_call_after_another,
     sequence_parallel_beside_another_axis,

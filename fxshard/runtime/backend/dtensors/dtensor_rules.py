@@ -17,9 +17,10 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import OpOverload, pytree
-from fxshard._torch_compat.dtensor.rules import dtensor_has_rule, dtensor_operators, is_spec
+from fxshard._torch_compat.dtensor.rules import dtensor_has_rule, dtensor_operators, is_spec, keep_from_decomposing
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.operators import ctc_loss_of_sequences, flash_attention_on_cpu, is_composite, schema_of
+from fxshard.errors import RuleError
 from fxshard.graph.call import call_of
 from fxshard.graph.planning_graph import outputs_of
 from fxshard.mesh.mesh import Mesh
@@ -42,6 +43,12 @@ REPLICATED = (
     *("aten.diagonal_backward.default", "aten.unfold_backward.default"),
 )
 """Operators that we replicate, of which DTensor has no decomposition, or one that fails."""
+IN_PLACE = (
+    *("aten.fill_.Tensor", "aten.addbmm_.default", "aten.renorm_.default"),
+    *("aten.scatter_.reduce", "aten.scatter_.value_reduce", "aten.scatter_reduce_.two"),
+)
+"""Operators that torch refuses, and would decompose into operators that we register. They stay refused: in eager execution a view of
+a sharded dim (``x[0]``) is a redistributed copy, and a write to it would be lost. (Dynamo cannot capture them on DTensors.)"""
 Option = tuple[list[Placement | None], list[Placement | None]]
 """Placements of the results and of the arguments, on one axis."""
 
@@ -49,6 +56,13 @@ Option = tuple[list[Placement | None], list[Placement | None]]
 def register_with_dtensor() -> None:
     for op in operators_without_rule():
         register_sharding(op)(DTensorRule(op))
+    known = dtensor_operators()
+    keep_from_decomposing({op for op in map(_operator, IN_PLACE) if op is not None and str(op) not in known}, _would_be_lost)
+
+
+def _would_be_lost(op: OpOverload) -> RuleError:
+    remedy = "make the new value by the operator without underscore, or torch.where, or write to x.to_local()"
+    return RuleError(f"{op} would be lost if it wrote to a view of a sharded dim, which is a copy in eager execution", remedy=remedy)
 
 
 def operators_without_rule() -> Iterator[OpOverload]:
