@@ -17,6 +17,7 @@ from fxshard._torch_compat.dtensor.checkpointing import save_by_blocks
 from fxshard._torch_compat.dtensor.copies import copy_slices
 from fxshard._torch_compat.dtensor.packed import keep_packed
 from fxshard._torch_compat.dtensor.shards import become_parameter
+from fxshard._torch_compat.dtensor.swaps import take_contents
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.graph.planning_graph import PlanningGraph
@@ -131,7 +132,7 @@ def shard_parameters(
                 if new is not parameter and parameter.grad is not None:
                     new.grad = shard_tensor(parameter.grad, layout, device_mesh, device, source)
                 if new is not parameter and isinstance(parameter, DTensor):
-                    torch.utils.swap_tensors(parameter, new)
+                    take_contents(parameter, new)
                     new = parameter
                 if kind is not None:
                     place_on_host(new, kind)

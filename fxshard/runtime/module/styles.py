@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, parallel
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from fxshard._torch_compat.dtensor.swaps import take_contents
 from fxshard._torch_compat.groups import active_mesh
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.layout.layouts import Layout
@@ -140,7 +141,7 @@ def _same_objects(module: nn.Module, slots: Slots) -> None:
         if before is parameter:
             continue
         if id(before) not in swapped:
-            torch.utils.swap_tensors(before, parameter)
+            take_contents(before, parameter)
             swapped.add(id(before))
         setattr(owner, name, before)
 
