@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, parallel
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from fxshard._torch_compat.dtensor.swaps import take_contents
+from fxshard._torch_compat.dtensor.swaps import take_contents, without_flat_weights
 from fxshard._torch_compat.groups import active_mesh
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.layout.layouts import Layout
@@ -27,7 +27,7 @@ from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_over, with_parts
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.module import shard_module
-from fxshard.runtime.module.parameters import check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
+from fxshard.runtime.module.parameters import check_free, check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
 from fxshard.runtime.rank_graph.bind import mesh_device
 
@@ -79,7 +79,7 @@ def parallelize_module(
         raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
     settings = with_parts(settings, as_mesh(mesh), waiting)
     unsaid, partly = taken_over(module, waiting)
-    slots = _made_plain(module, unsaid)
+    slots = _made_plain(module, unsaid, mesh)
     plain = {name for name, p in module.named_parameters(remove_duplicate=False) if not isinstance(p, DTensor)}
     for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
@@ -119,9 +119,11 @@ Slots = dict[tuple[int, str], nn.Parameter]
 """Parameters by the id of the module that holds them and their name there."""
 
 
-def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter]) -> Slots:
-    """Puts plain parameters, which torch's styles take, in the places of replicated DTensors; returns these."""
-    plain: dict[int, nn.Parameter] = {}
+def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter], device_mesh: DeviceMesh) -> Slots:
+    """Puts plain parameters, which torch's styles take, in the places of replicated DTensors; returns these, which get other contents."""
+    ids, plain = set(map(id, parameters)), dict[int, nn.Parameter]()
+    with without_flat_weights(module):
+        check_free({name: parameter for name, parameter in module.named_parameters() if id(parameter) in ids}, device_mesh)
     for parameter in parameters:
         made = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
         made.grad = None if parameter.grad is None else parameter.grad.to_local()
@@ -136,14 +138,15 @@ def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter]) -> Slots:
 def _same_objects(module: nn.Module, slots: Slots) -> None:
     """Gives the objects in ``slots`` the contents of the parameters that have taken their places, for optimisers that hold them."""
     swapped: set[int] = set()
-    for owner, name, parameter in list(parameter_slots(module)):
-        before = slots.get((id(owner), name), parameter)
-        if before is parameter:
-            continue
-        if id(before) not in swapped:
-            take_contents(before, parameter)
-            swapped.add(id(before))
-        setattr(owner, name, before)
+    with without_flat_weights(module):
+        for owner, name, parameter in list(parameter_slots(module)):
+            before = slots.get((id(owner), name), parameter)
+            if before is parameter:
+                continue
+            if id(before) not in swapped:
+                take_contents(before, parameter)
+                swapped.add(id(before))
+            setattr(owner, name, before)
 
 
 def parts_of_mesh(module: nn.Module, device_mesh: DeviceMesh) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
@@ -291,6 +293,55 @@ def other_parts() -> None:
     assert PINS["0.weight"] == "S(0)" and model[0].weight.grad.placements == (Shard(1),)
 
 
+class Recurrent(nn.Module):
+    """torch's recurrent modules keep weak references to their weights."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.up, self.inner, self.head = nn.Linear(4, 4), kind(4, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(self.up(x))[0])
+
+
+def recurrent_modules() -> None:
+    """A word, whose first call moves the weights; styles for another part, after a call that has left all open."""
+    torch.set_default_dtype(torch.float64)
+    x = batch(6).view(2, 3, 4)
+    for kind, plans in ((nn.LSTM, [{"tp": "fsdp"}]), (nn.GRU, [None, {"up": ColwiseParallel(output_layouts=Replicate())}])):
+        torch.manual_seed(0)
+        model: Any = Recurrent(kind)
+        reference = copy.deepcopy(model)
+        for plan in plans:
+            fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, reference)]
+        for _ in range(2):
+            for m, optimizer in zip((model, reference), optimizers, strict=True):
+                optimizer.zero_grad()
+                m(x).square().sum().backward()
+                optimizer.step()
+            same(model, reference)
+
+
+def held_before_the_first_call() -> None:
+    """What would not follow a parameter that the first call moves is refused, with the parameter's name, and nothing is changed."""
+    model, reference = net(), net()
+    fxshard.parallelize_module(model, mesh(), {"tp": "fsdp"}, compiler="eager")
+    held: list[Any] = [weakref.ref(model[2].bias)] if dist.get_rank() else []
+    with pytest.raises(RunError, match=r"parameter 2.bias has to move to another layout, and a weak reference"):
+        model(batch())
+    held = [model[2].weight.square().sum()]
+    with pytest.raises(RunError, match=r"parameter 2.weight has to move to another layout, and a graph of autograd(.|\n)*example_args"):
+        model(batch())
+    assert all(p.placements == (Replicate(),) for p in model.parameters())
+    held.pop().backward()
+    model.zero_grad()
+    for m in (model, reference):
+        m(batch()).square().sum().backward()
+    same(model, reference)
+    assert model[0].weight.placements == (Shard(0),)
+
+
 found, test_two_ranks = two_ranks(
     copies,
     averages,
@@ -304,4 +355,6 @@ found, test_two_ranks = two_ranks(
     parametrized,
     parametrizations_removed,
     other_parts,
+    recurrent_modules,
+    held_before_the_first_call,
 )
