@@ -27,6 +27,7 @@ from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_over, with_parts
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.module import shard_module
+from fxshard.runtime.module.module_state import refuse_plain_parameters
 from fxshard.runtime.module.parameters import check_free, check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
 from fxshard.runtime.rank_graph.bind import mesh_device
@@ -234,6 +235,7 @@ class DeferredForward(WaitingForward):
 
     @torch.compiler.disable(reason=COMPILED)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_plain_parameters(self.module, self.device_mesh)
         leaves = [*args, *kwargs.values(), *self.module.parameters()]
         train = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
         self.remove()

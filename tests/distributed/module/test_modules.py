@@ -293,6 +293,30 @@ def other_parts() -> None:
     assert PINS["0.weight"] == "S(0)" and model[0].weight.grad.placements == (Shard(1),)
 
 
+def other_parts_before_the_first_call() -> None:
+    """A part put in between ``parallelize_module`` and the first call; a second ``parallelize_module`` takes plain parameters."""
+    columns = {"0": ColwiseParallel(output_layouts=Replicate())}
+    for plan in ({"tp": "fsdp"}, columns):
+        for again in (True, False):
+            model, reference = net(), net()
+            fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+            for m in (model, reference):
+                torch.manual_seed(3)
+                m[2] = nn.Linear(5, 2)
+            with pytest.raises(RunError, match=r"parameter 2.weight is a plain tensor, assigned after parallelize_module(.|\n)*optimiser"):
+                model(batch())
+            if again:
+                fxshard.parallelize_module(model, mesh(), None if plan is columns else plan, compiler="eager")
+            else:
+                for name, p in list(model[2].named_parameters()):
+                    setattr(model[2], name, nn.Parameter(distribute_tensor(p.detach(), mesh(), [Replicate()])))
+            optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, reference)]
+            for m, optimizer in zip((model, reference), optimizers, strict=True):
+                m(batch()).square().sum().backward()
+                optimizer.step()
+            same(model, reference)
+
+
 class Recurrent(nn.Module):
     """torch's recurrent modules keep weak references to their weights."""
 
@@ -355,6 +379,7 @@ found, test_two_ranks = two_ranks(
     parametrized,
     parametrizations_removed,
     other_parts,
+    other_parts_before_the_first_call,
     recurrent_modules,
     held_before_the_first_call,
 )
