@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -25,13 +25,14 @@ OF_ONE_PLAN = ("input_layouts", "output_layouts", "memory_limit", "constraints",
 @dataclass(eq=False, repr=False)
 class WaitingForward:
     """``replaced``: the instance's own ``forward``, if it had one. ``open_parameters``: DTensors whose layouts the first plan decides.
-    ``mesh``, ``settings``: how it is planned."""
+    ``mesh``, ``settings``: how it is planned. ``reduces``: False within ``no_sync``."""
 
     module: nn.Module
     replaced: Any
     open_parameters: Sequence[nn.Parameter]
     mesh: Mesh
     settings: Settings
+    reduces: bool = field(default=True, kw_only=True)
 
     waits = True
 

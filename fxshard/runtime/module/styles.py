@@ -26,6 +26,7 @@ from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_over, with_parts
 from fxshard.runtime.groups.distribute import distribute
+from fxshard.runtime.module.accumulation import leave_pending
 from fxshard.runtime.module.module import shard_module
 from fxshard.runtime.module.module_state import refuse_plain_parameters
 from fxshard.runtime.module.parameters import check_free, check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
@@ -247,6 +248,8 @@ class DeferredForward(WaitingForward):
         except BaseException:
             self.module.forward = self
             raise
+        if not self.reduces:
+            leave_pending(self.module)
         return self.module.forward(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> DeferredForward:

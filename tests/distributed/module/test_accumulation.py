@@ -152,4 +152,27 @@ def any_order() -> None:
             pass
 
 
-found, test_two_ranks = two_ranks(replicated, sharded, compiled, any_order)
+def in_the_first_step() -> None:
+    """The first call after ``parallelize_module`` may be within ``no_sync``, also for a part of a model that is given; the first call
+    outside reduces."""
+    torch.set_default_dtype(torch.float64)
+    batches = [torch.randint(0, 11, (8,)) for _ in range(3)]
+    for plan in ({"dp": "fsdp"}, {"dp": "ddp"}):
+        model = Net()
+        reference = copy.deepcopy(model)
+        fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        with fxshard.no_sync(nn.Sequential(model)):
+            with fxshard.no_sync(model):
+                model(batches[0]).square().sum().backward()
+            model(batches[1]).square().sum().backward()
+            assert any(p.grad.placements != p.placements for p in model.parameters() if p.grad is not None)
+        model(batches[2]).square().sum().backward()
+        for x in batches:
+            reference(x).square().sum().backward()
+        same(model, reference)
+        model.zero_grad()
+        model(batches[0]).square().sum().backward()
+        assert all(p.grad.placements == p.placements for p in model.parameters() if p.grad is not None)
+
+
+found, test_two_ranks = two_ranks(replicated, sharded, compiled, any_order, in_the_first_step)
