@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from fxshard.errors import OptionError
@@ -65,6 +66,18 @@ def dissolve(model: nn.Module) -> Waiting:
 def open_in(waiting: Waiting) -> list[nn.Parameter]:
     """The DTensors whose layouts these forwards leave to a plan."""
     return [parameter for _, forward in waiting for parameter in forward.open_parameters]
+
+
+def in_place_of(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """``value``, which is assigned in the place of ``parameter``; a parameter of its own, left open too, if a forward that waits leaves the
+    layout of ``parameter`` open."""
+    waiting = [forward for forward in list(_KNOWN) if any(one is parameter for one in forward.open_parameters)]
+    if not waiting:
+        return value
+    made = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    for forward in waiting:
+        forward.open_parameters = [*forward.open_parameters, made]
+    return made
 
 
 def taken_over(module: nn.Module, waiting: Waiting) -> tuple[list[nn.Parameter], dict[str, Any]]:

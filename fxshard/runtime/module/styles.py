@@ -27,6 +27,7 @@ from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_over, with_parts
 from fxshard.runtime.groups.distribute import distribute
 from fxshard.runtime.module.accumulation import leave_pending
+from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module import shard_module
 from fxshard.runtime.module.module_state import refuse_plain_parameters
 from fxshard.runtime.module.parameters import check_free, check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
@@ -100,6 +101,7 @@ def parallelize_module(
     if example_args is not None:
         return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
     module.forward = DeferredForward(module, vars(module).get("forward"), free, as_mesh(mesh), settings, mesh)
+    accept_full_values(module)
     return module
 
 

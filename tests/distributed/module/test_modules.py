@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
@@ -135,6 +135,44 @@ def loading() -> None:
     assert model.state_dict()["mine"] == 1
     model.load_state_dict({"mine": torch.full((5,), 2.0), "0.weight": other[0].weight}, strict=False)
     close([*model[0].parameters()], [other[0].weight, torch.full((5,), 2.0)])
+
+
+def loading_before_the_first_call() -> None:
+    """Whole tensors and DTensors, by words and by styles, also into a copy; the first call shards what was loaded."""
+    styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    for plan in ({"tp": "fsdp"}, styles, None):
+        model, other, reference = net(), net(), net()
+        nn.init.normal_(other[0].weight)
+        nn.init.normal_(reference[0].weight)
+        fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        with pytest.raises(RunError, match=r"differ in the weights of 0.weight"):
+            model.load_state_dict({"0.weight": torch.full((5, 4), float(dist.get_rank()))}, strict=False)
+        held = dict(model.named_parameters())
+        for m in (model, copy.deepcopy(model)):
+            m.load_state_dict(other.state_dict())
+            same(m, other)
+            m.load_state_dict({k: distribute_tensor(v, mesh(), [Replicate()]) for k, v in reference.state_dict().items()})
+            same(m, reference)
+            m.load_state_dict(other.state_dict())
+            close(m(batch()), other(batch()))
+            assert str(m[0].weight.placements[0]) == ("R" if plan is None else "S(0)")
+        model.load_state_dict(reference.state_dict())
+        close(model(batch()), reference(batch()))
+        assert all(held[name] is p for name, p in model.named_parameters())
+
+
+def assigned_before_the_first_call() -> None:
+    """``assign=True`` puts other parameters in the places of those that were there; the plan decides on them likewise."""
+    for plan in ({"tp": "fsdp"}, {"0": ColwiseParallel(output_layouts=Replicate())}):
+        model, other = net(), net()
+        nn.init.normal_(other[2].weight)
+        fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        model.load_state_dict(other.state_dict(), assign=True)
+        for m in (model, other):
+            m(batch()).square().sum().backward()
+        close([p.grad for p in model.parameters()], [p.grad for p in other.parameters()])
+        assert model[0].weight.placements == (Shard(0),)
+        assert "tp" not in plan or model[2].weight.placements == (Shard(0),)
 
 
 def saved() -> None:
@@ -371,6 +409,8 @@ found, test_two_ranks = two_ranks(
     averages,
     gradients_in_buckets,
     loading,
+    loading_before_the_first_call,
+    assigned_before_the_first_call,
     saved,
     given_parameters,
     refused,
