@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -84,9 +85,11 @@ def parallelize_module(
     unsaid, partly = taken_over(module, waiting)
     slots = _made_plain(module, unsaid, mesh)
     plain = {name for name, p in module.named_parameters(remove_duplicate=False) if not isinstance(p, DTensor)}
+    ties = _ties(module)
     for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
         parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)
+    _tie_again(module, ties)
     source = src_data_rank if src_data_rank is None else int(mesh.mesh[(src_data_rank,) * mesh.ndim])
     settings = replace(settings, src_data_rank=source)
     parts = {**partly, **parts_of_mesh(module, mesh)}
@@ -137,6 +140,39 @@ def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter], device_me
         if id(parameter) in plain:
             setattr(owner, name, plain[id(parameter)])
     return slots
+
+
+Ties = list[tuple[nn.Parameter, list[str]]]
+"""Parameters that have several names, and these."""
+
+
+def _ties(module: nn.Module) -> Ties:
+    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), (parameter, []))[1].append(name)
+    return [tie for tie in found.values() if len(tie[1]) > 1]
+
+
+def _tie_again(module: nn.Module, ties: Ties) -> None:
+    """Gives what a style has made of a tied parameter all of its names: torch puts it only where the style names it. Raises OptionError if
+    the styles of two names have made parameters of different layouts."""
+    now = dict(module.named_parameters(remove_duplicate=False))
+    for before, all_names in ties:
+        names = [name for name in all_names if name in now]
+        made = {name: now[name] for name in names if now[name] is not before}
+        for (first, one), (other, another) in itertools.pairwise(made.items()):
+            if _layout_text(one) != _layout_text(another):
+                layouts = f"{_layout_text(one)} and {_layout_text(another)}"
+                what = f"{first} and {other} are one parameter, and their styles lay it out as {layouts}"
+                remedy = "give their modules styles that shard it alike, or one of them only; the other then follows"
+                raise OptionError(what, where=other, remedy=remedy)
+        for name in names if made else ():
+            owner, _, key = name.rpartition(".")
+            setattr(module.get_submodule(owner), key, next(iter(made.values())))
+
+
+def _layout_text(parameter: nn.Parameter) -> str:
+    return f"{Layout(parameter.placements)} on {parameter.device_mesh}" if isinstance(parameter, DTensor) else "a plain tensor"
 
 
 def _same_objects(module: nn.Module, slots: Slots) -> None:
