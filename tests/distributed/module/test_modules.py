@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.utils import parametrizations, parametrize
@@ -355,6 +356,39 @@ def other_parts_before_the_first_call() -> None:
             same(model, reference)
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mlp, self.head = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.mlp(self.embed(tokens)))
+
+
+def tied_weights() -> None:
+    """A style of one name, or of both, leaves the parameter tied, which torch unties."""
+    torch.set_default_dtype(torch.float64)
+    rows, columns = RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())
+    tokens = torch.randint(0, 16, (2, 6))
+    for axes in ({"tp": 2}, {"dp": 2, "tp": 1}):
+        both = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+        for plan in ({"embed": rows}, {"head": columns}, {"embed": rows, "head": columns}):
+            model: Any = Tied()
+            reference = copy.deepcopy(model)
+            fxshard.parallelize_module(model, both, {"tp": plan}, compiler="eager")
+            assert model.head.weight is model.embed.weight and model.embed.weight.placements[-1] == Shard(0)
+            optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (model, reference)]
+            for _ in range(2):
+                for m, optimizer in zip((model, reference), optimizers, strict=True):
+                    optimizer.zero_grad()
+                    m(tokens).square().sum().backward()
+                    optimizer.step()
+            same(model, reference)
+    with pytest.raises(FxshardError, match=r"embed.weight and head.weight are one parameter(.|\n)*S\(0\) on .* and S\(1\)"):
+        fxshard.parallelize_module(Tied(), mesh(), {"embed": rows, "head": rows})
+
+
 class Recurrent(nn.Module):
     """torch's recurrent modules keep weak references to their weights."""
 
@@ -420,6 +454,7 @@ found, test_two_ranks = two_ranks(
     parametrizations_removed,
     other_parts,
     other_parts_before_the_first_call,
+    tied_weights,
     recurrent_modules,
     held_before_the_first_call,
 )

@@ -62,16 +62,6 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(self.norm2(x))))
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.mlp, self.head = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.mlp(self.embed(tokens)))
-
-
 class Decoder(nn.Module):
     def __init__(self, layers: int = 1) -> None:
         super().__init__()
@@ -432,21 +422,6 @@ def a_copy_before_the_first_call() -> None:
     torch.testing.assert_close(model(tokens()), made()(tokens()))
 
 
-def tied_weights() -> None:
-    """A style of one name, or of both, leaves the parameter tied, which torch unties."""
-    rows, columns = RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())
-    for axes in ({"tp": 2}, {"dp": 2, "tp": 1}):
-        for plan in ({"embed": rows}, {"head": columns}, {"embed": rows, "head": columns}):
-            both = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-            model = fxshard.parallelize_module(made(Tied), both, {"tp": plan}, compiler="eager")
-            reference = made(Tied)
-            assert model.head.weight is model.embed.weight and model.embed.weight.placements[-1] == Shard(0)
-            torch.testing.assert_close(train(model, tokens()), train(reference, tokens()))
-            equal(model, reference)
-    with pytest.raises(fxshard.FxshardError, match=r"embed.weight and head.weight are one parameter(.|\n)*S\(0\) on .* and S\(1\)"):
-        styled({"embed": rows, "head": rows}, Tied)
-
-
 def warned_and_refused() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -492,6 +467,5 @@ found, test_two_ranks = two_ranks(
     one_call_after_another,
     sequence_parallel_beside_another_axis,
     a_copy_before_the_first_call,
-    tied_weights,
     warned_and_refused,
 )
