@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from fxshard.errors import OptionError
@@ -25,13 +26,14 @@ OF_ONE_PLAN = ("input_layouts", "output_layouts", "memory_limit", "constraints",
 @dataclass(eq=False, repr=False)
 class WaitingForward:
     """``replaced``: the instance's own ``forward``, if it had one. ``open_parameters``: DTensors whose layouts the first plan decides.
-    ``mesh``, ``settings``: how it is planned."""
+    ``mesh``, ``settings``: how it is planned. ``reduces``: False within ``no_sync``."""
 
     module: nn.Module
     replaced: Any
     open_parameters: Sequence[nn.Parameter]
     mesh: Mesh
     settings: Settings
+    reduces: bool = field(default=True, kw_only=True)
 
     waits = True
 
@@ -64,6 +66,18 @@ def dissolve(model: nn.Module) -> Waiting:
 def open_in(waiting: Waiting) -> list[nn.Parameter]:
     """The DTensors whose layouts these forwards leave to a plan."""
     return [parameter for _, forward in waiting for parameter in forward.open_parameters]
+
+
+def in_place_of(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """``value``, which is assigned in the place of ``parameter``; a parameter of its own, left open too, if a forward that waits leaves the
+    layout of ``parameter`` open."""
+    waiting = [forward for forward in list(_KNOWN) if any(one is parameter for one in forward.open_parameters)]
+    if not waiting:
+        return value
+    made = nn.Parameter(value, requires_grad=parameter.requires_grad)
+    for forward in waiting:
+        forward.open_parameters = [*forward.open_parameters, made]
+    return made
 
 
 def taken_over(module: nn.Module, waiting: Waiting) -> tuple[list[nn.Parameter], dict[str, Any]]:

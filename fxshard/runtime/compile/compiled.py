@@ -205,7 +205,7 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
     ctx.maybe_clear_saved_tensors()  # unless the user retains the graph: then only the list holds them
     saved += [_tangent(grads[i], *ctx.ends[i]) for i in artefact.tangent_of]
     with kernels_only():
-        out = list(compiled.watchdog.run(BACKWARD, artefact.backward, saved))
+        out = _apart(compiled.watchdog.run(BACKWARD, artefact.backward, saved))
     for i in compiled.on_host:
         if (index := artefact.gradient_of[i]) is not None:
             out[index] = to_host(out[index])
@@ -213,6 +213,18 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
     indexes = [index if one else None for index, one in zip(artefact.gradient_of, reached, strict=True)]
     ends = zip(indexes, ctx.like, artefact.gradient_layouts, strict=True)
     return (None, None, *[_gradient(out, i, like, layout) for i, like, layout in ends])
+
+
+def _apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``gradients`` without two in the same memory, as those of two biases that are added: autograd adds later ones to each in place."""
+    known: set[int] = set()
+    out: list[torch.Tensor] = []
+    for gradient in gradients:
+        place = gradient.data_ptr() if gradient.numel() else 0
+        out.append(gradient.clone() if place in known else gradient)
+        if place:
+            known.add(place)
+    return out
 
 
 def _tangent(grad: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

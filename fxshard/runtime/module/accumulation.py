@@ -20,6 +20,7 @@ from fxshard.errors import OptionError, a_kind
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.passes.pipeline import lower_deferred
 from fxshard.runtime.calls.runner import Runner
+from fxshard.runtime.calls.waiting import WaitingForward
 from fxshard.runtime.compile.compile import compile_program
 from fxshard.runtime.compile.compiled import without_autocast
 from fxshard.runtime.rank_graph.bind import bind
@@ -107,17 +108,30 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     A pending gradient takes the memory of an unreduced one: that of the full parameter if the batch is sharded. All ranks enter and
     leave together. ``model`` may contain parallelized modules. Raises OptionError if it contains none.
     """
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    found = [a for m in modules if isinstance(a := getattr(vars(m).get("forward"), "accumulation", None), Accumulation)]
-    if not found:
+    before = {module: decides.reduces for module, decides in _deciding(model)}
+    if not before:
         what = f"no_sync was given {a_kind(model)}" + (" with no parallelized module in it" if isinstance(model, nn.Module) else "")
         raise OptionError(what, remedy="give it what fxshard.parallelize returned; the torch.compile backend reduces in each backward")
-    before = [a.reduces for a in found]
-    for accumulation in found:
-        accumulation.register_hooks()
-        accumulation.reduces = False
+    leave_pending(model)
     try:
         yield
     finally:
-        for accumulation, reduces in zip(found, before, strict=True):
-            accumulation.reduces = reduces
+        for module, decides in _deciding(model):  # a first call may have made some in the block
+            decides.reduces = before.get(module, all(before.values()))
+
+
+def leave_pending(model: nn.Module) -> None:
+    """From now on the backward passes of the parallelized modules in ``model`` leave gradients pending."""
+    for _, decides in _deciding(model):
+        decides.reduces = False
+        if isinstance(decides, Accumulation):
+            decides.register_hooks()
+
+
+def _deciding(model: nn.Module) -> Iterator[tuple[nn.Module, Accumulation | WaitingForward]]:
+    """The parallelized modules in ``model``, each with what decides when its gradients are reduced."""
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        forward = vars(module).get("forward")
+        found = forward if isinstance(forward, WaitingForward) else getattr(forward, "accumulation", None)
+        if isinstance(found, Accumulation | WaitingForward):
+            yield module, found

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from fxshard.errors import PlanError
 from fxshard.layout.layouts import Layout
+from fxshard.runtime.calls.waiting import in_place_of
 from fxshard.runtime.module.parameters import shard_tensor
 from fxshard.runtime.ranks.compared_fields import weight_fields
 from fxshard.runtime.ranks.launch import compare, mesh_ranks
@@ -41,18 +42,20 @@ def _shard_values(module: nn.Module, state: dict[str, Any], prefix: str, metadat
         for name, parameter in module.named_parameters(remove_duplicate=False):
             _check_assigned(name, parameter, state.get(prefix + name))
     forward = vars(module).get("forward")
-    if getattr(forward, "sharded", False) and not forward.entry:
+    if getattr(forward, "waits", False) or (getattr(forward, "sharded", False) and not forward.entry):
         given = {name: state.get(prefix + name) for name, _ in module.named_parameters(remove_duplicate=False)}
         plain = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         compare(weight_fields(plain), ranks=mesh_ranks(forward.device_mesh), timeout=forward.settings.timeout)
     with torch.no_grad():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             value = state.get(prefix + name)
-            if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+            if not isinstance(value, torch.Tensor) or not isinstance(parameter, DTensor):
                 continue
-            if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+            if not isinstance(value, DTensor) and value.shape == parameter.shape:
                 made = shard_tensor(value, Layout(parameter.placements), parameter.device_mesh, parameter.device)
-                state[prefix + name] = made.clone() if assign else made
+                value = state[prefix + name] = made.clone() if assign else made
+            if assign and isinstance(value, DTensor):
+                state[prefix + name] = in_place_of(parameter, value)
 
 
 def _check_assigned(name: str, parameter: nn.Parameter, value: Any) -> None:

@@ -81,8 +81,7 @@ class ModuleState:
             what = f"parameter {name}, assigned after parallelize, is {found}"
         else:
             what = f"parameter {name} is a plain tensor, assigned after parallelize (or by functional_call)"
-        make = f"torch.distributed.tensor.distribute_tensor(value, device_mesh, placements) for the mesh {self.device_mesh}"
-        raise RunError(what, where=name, remedy=f"assign it before parallelize, or as a DTensor: {make}")
+        raise RunError(what, where=name, remedy=f"assign it before parallelize, or {_as_dtensor(self.device_mesh)}")
 
     def parameter_name(self, place: int) -> str:
         owner, key = self.places[place]
@@ -101,6 +100,20 @@ class ModuleState:
         if any_hooks(self.states[1:]):
             found += [(place, hook) for place, module in enumerate(self.modules) if place for hook in hooks_of(module)]
         return tuple(found)
+
+
+def _as_dtensor(device_mesh: DeviceMesh) -> str:
+    return f"as a DTensor: torch.distributed.tensor.distribute_tensor(value, device_mesh, placements) for the mesh {device_mesh}"
+
+
+def refuse_plain_parameters(model: nn.Module, device_mesh: DeviceMesh) -> None:
+    """Raises RunError for a parameter that is no DTensor: it was assigned after ``parallelize_module``, and an optimiser that holds it
+    would lose it at the first call, which puts a DTensor in its place."""
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            what = f"parameter {name} is a plain tensor, assigned after parallelize_module (or by functional_call)"
+            remedy = f"assign it before, or {_as_dtensor(device_mesh)}; or call parallelize_module again, and make the optimiser after that"
+            raise RunError(what, where=name, remedy=remedy)
 
 
 def hook_fields(state: ModuleState) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from fxshard._torch_compat.dtensor.checkpointing import save_by_blocks
 from fxshard._torch_compat.dtensor.copies import copy_slices
 from fxshard._torch_compat.dtensor.packed import keep_packed
 from fxshard._torch_compat.dtensor.shards import become_parameter
+from fxshard._torch_compat.dtensor.swaps import holder_of, take_contents, without_flat_weights
 from fxshard._torch_compat.dynamo.hooks import has_leaf_hooks
 from fxshard.errors import PlanError, RunError
 from fxshard.graph.planning_graph import PlanningGraph
@@ -31,6 +33,7 @@ from fxshard.runtime.optim.anomaly import agree_on_anomalies
 from fxshard.runtime.optim.grad_scaler import agree_on_overflows
 from fxshard.runtime.optim.host_state import on_host, place_on_host
 from fxshard.runtime.optim.local_steps import step_locally
+from fxshard.runtime.ranks.launch import ends_together, mesh_ranks
 from fxshard.runtime.simulate.shards import scatter
 
 
@@ -116,13 +119,18 @@ def shard_parameters(
     made: dict[int, nn.Parameter] = {}
     names: dict[int, list[str]] = {}
     made_buffers: set[int] = set()
+    wanted: dict[int, Layout] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+        if name in layouts:
+            wanted.setdefault(id(parameter), layouts[name])
     keep_packed()  # before a parameter is made of a DTensor, which detaches it
-    with torch.no_grad():
+    with torch.no_grad(), without_flat_weights(model):
+        moving = {name: p for name, p in model.named_parameters() if _moves(p, wanted.get(id(p), whole), device_mesh)}
+        check_free(moving, device_mesh)
         for owner, key, parameter in parameter_slots(model):
             if id(parameter) not in made:
-                layout = next((layouts[n] for n in names[id(parameter)] if n in layouts), whole)
+                layout = wanted.get(id(parameter), whole)
                 kind = next((offloaded[n] for n in names[id(parameter)] if n in offloaded), None)
                 value = shard_tensor(parameter, layout, device_mesh, device, source)
                 if kind == PARAMETERS and device.type != "cpu":
@@ -131,7 +139,7 @@ def shard_parameters(
                 if new is not parameter and parameter.grad is not None:
                     new.grad = shard_tensor(parameter.grad, layout, device_mesh, device, source)
                 if new is not parameter and isinstance(parameter, DTensor):
-                    torch.utils.swap_tensors(parameter, new)
+                    take_contents(parameter, new)
                     new = parameter
                 if kind is not None:
                     place_on_host(new, kind)
@@ -152,6 +160,28 @@ def shard_parameters(
                 if source is not None and id(buffer) not in made_buffers:
                     made_buffers.add(id(buffer))
                     buffer.copy_(distribute(buffer, whole, device_mesh, source))
+
+
+def _moves(parameter: nn.Parameter, layout: Layout, device_mesh: DeviceMesh) -> bool:
+    """Whether a DTensor has to take other contents for ``layout`` on ``device_mesh``."""
+    if not isinstance(parameter, DTensor):
+        return False
+    return as_mesh(parameter.device_mesh).axis_names != as_mesh(device_mesh).axis_names or not has_layout(parameter, layout)
+
+
+def check_free(moving: Mapping[str, nn.Parameter], device_mesh: DeviceMesh) -> None:
+    """Raises RunError, on all ranks and before anything is changed, if one of the parameters, which are to take other contents, is held by
+    what would not follow."""
+    if not moving:
+        return
+    with ends_together("move the parameters", ranks=mesh_ranks(device_mesh)):
+        if any(holder_of(parameter) for parameter in moving.values()):
+            gc.collect()  # it may be held by what nobody uses
+        for name, parameter in moving.items():
+            if (holder := holder_of(parameter)) is not None:
+                what = f"parameter {name} has to move to another layout, and {holder} holds it as it is"
+                remedy = "let go of that (del, or backward()) and call again, or give parallelize_module example_args, to plan at once"
+                raise RunError(what, where=name, remedy=remedy)
 
 
 def _parameter(value: torch.Tensor, parameter: nn.Parameter) -> nn.Parameter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, parallel
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from fxshard._torch_compat.dtensor.swaps import take_contents, without_flat_weights
 from fxshard._torch_compat.groups import active_mesh
 from fxshard.errors import OptionError, a_kind, closest
 from fxshard.layout.layouts import Layout
@@ -26,8 +28,11 @@ from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
 from fxshard.runtime.calls.waiting import WaitingForward, dissolve, open_in, taken_over, with_parts
 from fxshard.runtime.groups.distribute import distribute
+from fxshard.runtime.module.accumulation import leave_pending
+from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module import shard_module
-from fxshard.runtime.module.parameters import check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
+from fxshard.runtime.module.module_state import refuse_plain_parameters
+from fxshard.runtime.module.parameters import check_free, check_gradient_hooks, held_layout, layout_on, parameter_slots, shard_parameters
 from fxshard.runtime.module.refusals import COMPILED
 from fxshard.runtime.rank_graph.bind import mesh_device
 
@@ -79,11 +84,13 @@ def parallelize_module(
         raise OptionError(what, where="src_data_rank", remedy="name a rank that every axis has, or None: each rank shards its own weights")
     settings = with_parts(settings, as_mesh(mesh), waiting)
     unsaid, partly = taken_over(module, waiting)
-    slots = _made_plain(module, unsaid)
+    slots = _made_plain(module, unsaid, mesh)
     plain = {name for name, p in module.named_parameters(remove_duplicate=False) if not isinstance(p, DTensor)}
+    ties = _ties(module)
     for axis, styles in by_axis.items():
         part = mesh if mesh.ndim == 1 else mesh[axis]
         parallel.parallelize_module(module, part, _as_torch_takes(styles), src_data_rank=src_data_rank)
+    _tie_again(module, ties)
     source = src_data_rank if src_data_rank is None else int(mesh.mesh[(src_data_rank,) * mesh.ndim])
     settings = replace(settings, src_data_rank=source)
     parts = {**partly, **parts_of_mesh(module, mesh)}
@@ -98,6 +105,7 @@ def parallelize_module(
     if example_args is not None:
         return shard_module(module, mesh, settings, example_args, example_kwargs, None, open_parameters=free)
     module.forward = DeferredForward(module, vars(module).get("forward"), free, as_mesh(mesh), settings, mesh)
+    accept_full_values(module)
     return module
 
 
@@ -119,9 +127,11 @@ Slots = dict[tuple[int, str], nn.Parameter]
 """Parameters by the id of the module that holds them and their name there."""
 
 
-def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter]) -> Slots:
-    """Puts plain parameters, which torch's styles take, in the places of replicated DTensors; returns these."""
-    plain: dict[int, nn.Parameter] = {}
+def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter], device_mesh: DeviceMesh) -> Slots:
+    """Puts plain parameters, which torch's styles take, in the places of replicated DTensors; returns these, which get other contents."""
+    ids, plain = set(map(id, parameters)), dict[int, nn.Parameter]()
+    with without_flat_weights(module):
+        check_free({name: parameter for name, parameter in module.named_parameters() if id(parameter) in ids}, device_mesh)
     for parameter in parameters:
         made = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
         made.grad = None if parameter.grad is None else parameter.grad.to_local()
@@ -133,17 +143,51 @@ def _made_plain(module: nn.Module, parameters: Sequence[nn.Parameter]) -> Slots:
     return slots
 
 
+Ties = list[tuple[nn.Parameter, list[str]]]
+"""Parameters that have several names, and these."""
+
+
+def _ties(module: nn.Module) -> Ties:
+    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), (parameter, []))[1].append(name)
+    return [tie for tie in found.values() if len(tie[1]) > 1]
+
+
+def _tie_again(module: nn.Module, ties: Ties) -> None:
+    """Gives what a style has made of a tied parameter all of its names: torch puts it only where the style names it. Raises OptionError if
+    the styles of two names have made parameters of different layouts."""
+    now = dict(module.named_parameters(remove_duplicate=False))
+    for before, all_names in ties:
+        names = [name for name in all_names if name in now]
+        made = {name: now[name] for name in names if now[name] is not before}
+        for (first, one), (other, another) in itertools.pairwise(made.items()):
+            if _layout_text(one) != _layout_text(another):
+                layouts = f"{_layout_text(one)} and {_layout_text(another)}"
+                what = f"{first} and {other} are one parameter, and their styles lay it out as {layouts}"
+                remedy = "give their modules styles that shard it alike, or one of them only; the other then follows"
+                raise OptionError(what, where=other, remedy=remedy)
+        for name in names if made else ():
+            owner, _, key = name.rpartition(".")
+            setattr(module.get_submodule(owner), key, next(iter(made.values())))
+
+
+def _layout_text(parameter: nn.Parameter) -> str:
+    return f"{Layout(parameter.placements)} on {parameter.device_mesh}" if isinstance(parameter, DTensor) else "a plain tensor"
+
+
 def _same_objects(module: nn.Module, slots: Slots) -> None:
     """Gives the objects in ``slots`` the contents of the parameters that have taken their places, for optimisers that hold them."""
     swapped: set[int] = set()
-    for owner, name, parameter in list(parameter_slots(module)):
-        before = slots.get((id(owner), name), parameter)
-        if before is parameter:
-            continue
-        if id(before) not in swapped:
-            torch.utils.swap_tensors(before, parameter)
-            swapped.add(id(before))
-        setattr(owner, name, before)
+    with without_flat_weights(module):
+        for owner, name, parameter in list(parameter_slots(module)):
+            before = slots.get((id(owner), name), parameter)
+            if before is parameter:
+                continue
+            if id(before) not in swapped:
+                take_contents(before, parameter)
+                swapped.add(id(before))
+            setattr(owner, name, before)
 
 
 def parts_of_mesh(module: nn.Module, device_mesh: DeviceMesh) -> dict[str, Any]:
@@ -249,6 +293,7 @@ class DeferredForward(WaitingForward):
 
     @torch.compiler.disable(reason=COMPILED)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_plain_parameters(self.module, self.device_mesh)
         leaves = [*args, *kwargs.values(), *self.module.parameters()]
         train = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
         self.remove()
@@ -260,6 +305,8 @@ class DeferredForward(WaitingForward):
         except BaseException:
             self.module.forward = self
             raise
+        if not self.reduces:
+            leave_pending(self.module)
         return self.module.forward(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> DeferredForward:

@@ -152,4 +152,52 @@ def any_order() -> None:
             pass
 
 
-found, test_two_ranks = two_ranks(replicated, sharded, compiled, any_order)
+def in_the_first_step() -> None:
+    """The first call after ``parallelize_module`` may be within ``no_sync``, also for a part of a model that is given; the first call
+    outside reduces."""
+    torch.set_default_dtype(torch.float64)
+    batches = [torch.randint(0, 11, (8,)) for _ in range(3)]
+    for plan in ({"dp": "fsdp"}, {"dp": "ddp"}):
+        model = Net()
+        reference = copy.deepcopy(model)
+        fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        with fxshard.no_sync(nn.Sequential(model)):
+            with fxshard.no_sync(model):
+                model(batches[0]).square().sum().backward()
+            model(batches[1]).square().sum().backward()
+            assert any(p.grad.placements != p.placements for p in model.parameters() if p.grad is not None)
+        model(batches[2]).square().sum().backward()
+        for x in batches:
+            reference(x).square().sum().backward()
+        same(model, reference)
+        model.zero_grad()
+        model(batches[0]).square().sum().backward()
+        assert all(p.grad.placements == p.placements for p in model.parameters() if p.grad is not None)
+
+
+class Recurrent(nn.Module):
+    """Both biases of an LSTM have the same gradient, which one operator computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x)[0])
+
+
+def equal_gradients() -> None:
+    """Gradients that are added up without ``no_sync``, then scaled in place."""
+    torch.set_default_dtype(torch.float64)
+    for word in ("fsdp", "ddp"):
+        model, x = Recurrent(), torch.randn(2, 3, 4)
+        reference = copy.deepcopy(model)
+        fxshard.parallelize(model, (x,), mesh(), parallel={"dp": word}, compiler="eager")
+        for m in (model, reference):
+            for _ in range(2):
+                m(x).square().sum().backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+        same(model, reference)
+
+
+found, test_two_ranks = two_ranks(replicated, sharded, compiled, any_order, in_the_first_step, equal_gradients)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -207,6 +208,46 @@ def hooks_of_parameters() -> None:
             shard(model)
 
 
+def hooks_of_parameters_before_the_first_call() -> None:
+    """Parameters that the first call moves keep the hooks and attributes that they were given before it; so do those that a later style
+    shards."""
+    for word in ("fsdp", "ddp"):
+        models, seen = [net(), net()], [[], []]
+        fxshard.parallelize_module(models[0], mesh(), {"tp": word}, compiler="eager")
+        handles = [step_in_backward(model, kept) for model, kept in zip(models, seen, strict=True)]
+        same_after_a_step(*models)
+        close(*map(sorted, seen))
+        assert len(seen[0]) == 4 and all(p.called == name for name, p in models[0].named_parameters())
+        for of_model in handles:
+            for handle in of_model:
+                handle.remove()
+        same_after_a_step(*models)
+        assert len(seen[0]) == 4
+    models, seen = [net(), net()], [[], []]
+    fxshard.parallelize_module(models[0], mesh(), compiler="eager")
+    for model, kept in zip(models, seen, strict=True):
+        step_in_backward(model, kept)
+    fxshard.parallelize_module(models[0], mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()}, compiler="eager")
+    same_after_a_step(*models)
+    close(*map(sorted, seen))
+
+
+def same_after_a_step(*models: Any) -> None:
+    for model in models:
+        model(batch()).square().sum().backward()
+    close(*([v for p in model.parameters() for v in (p.detach(), p.grad)] for model in models))
+
+
+def step_in_backward(model: Any, kept: Seen) -> list[Any]:
+    """Doubles each gradient, and steps as soon as it is known; ``kept``: the names of the parameters that were stepped."""
+    handles = []
+    for name, parameter in model.named_parameters():
+        parameter.called, optimizer = name, torch.optim.SGD([parameter], 0.1)
+        after = lambda p, optimizer=optimizer: (optimizer.step(), kept.append(p.called), None)[-1]  # noqa: E731
+        handles += [parameter.register_hook(lambda grad: grad * 2), parameter.register_post_accumulate_grad_hook(after)]
+    return handles
+
+
 KEPT: Seen = []
 REFUSED: dict[str, Callable[[Any], Any]] = {
     "changes a tensor in place": lambda out: (KEPT.append(1), out.mul_(2), None)[2],
@@ -292,6 +333,7 @@ found, test_two_ranks = two_ranks(
     hooks_compiled,
     hooks_at_any_size,
     hooks_of_parameters,
+    hooks_of_parameters_before_the_first_call,
     refused,
     the_hook_of_a_copy,
 )

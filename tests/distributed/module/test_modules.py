@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
@@ -133,6 +136,44 @@ def loading() -> None:
     assert model.state_dict()["mine"] == 1
     model.load_state_dict({"mine": torch.full((5,), 2.0), "0.weight": other[0].weight}, strict=False)
     close([*model[0].parameters()], [other[0].weight, torch.full((5,), 2.0)])
+
+
+def loading_before_the_first_call() -> None:
+    """Whole tensors and DTensors, by words and by styles, also into a copy; the first call shards what was loaded."""
+    styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    for plan in ({"tp": "fsdp"}, styles, None):
+        model, other, reference = net(), net(), net()
+        nn.init.normal_(other[0].weight)
+        nn.init.normal_(reference[0].weight)
+        fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        with pytest.raises(RunError, match=r"differ in the weights of 0.weight"):
+            model.load_state_dict({"0.weight": torch.full((5, 4), float(dist.get_rank()))}, strict=False)
+        held = dict(model.named_parameters())
+        for m in (model, copy.deepcopy(model)):
+            m.load_state_dict(other.state_dict())
+            same(m, other)
+            m.load_state_dict({k: distribute_tensor(v, mesh(), [Replicate()]) for k, v in reference.state_dict().items()})
+            same(m, reference)
+            m.load_state_dict(other.state_dict())
+            close(m(batch()), other(batch()))
+            assert str(m[0].weight.placements[0]) == ("R" if plan is None else "S(0)")
+        model.load_state_dict(reference.state_dict())
+        close(model(batch()), reference(batch()))
+        assert all(held[name] is p for name, p in model.named_parameters())
+
+
+def assigned_before_the_first_call() -> None:
+    """``assign=True`` puts other parameters in the places of those that were there; the plan decides on them likewise."""
+    for plan in ({"tp": "fsdp"}, {"0": ColwiseParallel(output_layouts=Replicate())}):
+        model, other = net(), net()
+        nn.init.normal_(other[2].weight)
+        fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        model.load_state_dict(other.state_dict(), assign=True)
+        for m in (model, other):
+            m(batch()).square().sum().backward()
+        close([p.grad for p in model.parameters()], [p.grad for p in other.parameters()])
+        assert model[0].weight.placements == (Shard(0),)
+        assert "tp" not in plan or model[2].weight.placements == (Shard(0),)
 
 
 def saved() -> None:
@@ -291,11 +332,119 @@ def other_parts() -> None:
     assert PINS["0.weight"] == "S(0)" and model[0].weight.grad.placements == (Shard(1),)
 
 
+def other_parts_before_the_first_call() -> None:
+    """A part put in between ``parallelize_module`` and the first call; a second ``parallelize_module`` takes plain parameters."""
+    columns = {"0": ColwiseParallel(output_layouts=Replicate())}
+    for plan in ({"tp": "fsdp"}, columns):
+        for again in (True, False):
+            model, reference = net(), net()
+            fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+            for m in (model, reference):
+                torch.manual_seed(3)
+                m[2] = nn.Linear(5, 2)
+            with pytest.raises(RunError, match=r"parameter 2.weight is a plain tensor, assigned after parallelize_module(.|\n)*optimiser"):
+                model(batch())
+            if again:
+                fxshard.parallelize_module(model, mesh(), None if plan is columns else plan, compiler="eager")
+            else:
+                for name, p in list(model[2].named_parameters()):
+                    setattr(model[2], name, nn.Parameter(distribute_tensor(p.detach(), mesh(), [Replicate()])))
+            optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, reference)]
+            for m, optimizer in zip((model, reference), optimizers, strict=True):
+                m(batch()).square().sum().backward()
+                optimizer.step()
+            same(model, reference)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mlp, self.head = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.mlp(self.embed(tokens)))
+
+
+def tied_weights() -> None:
+    """A style of one name, or of both, leaves the parameter tied, which torch unties."""
+    torch.set_default_dtype(torch.float64)
+    rows, columns = RowwiseParallel(input_layouts=Replicate()), ColwiseParallel(output_layouts=Replicate())
+    tokens = torch.randint(0, 16, (2, 6))
+    for axes in ({"tp": 2}, {"dp": 2, "tp": 1}):
+        both = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+        for plan in ({"embed": rows}, {"head": columns}, {"embed": rows, "head": columns}):
+            model: Any = Tied()
+            reference = copy.deepcopy(model)
+            fxshard.parallelize_module(model, both, {"tp": plan}, compiler="eager")
+            assert model.head.weight is model.embed.weight and model.embed.weight.placements[-1] == Shard(0)
+            optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (model, reference)]
+            for _ in range(2):
+                for m, optimizer in zip((model, reference), optimizers, strict=True):
+                    optimizer.zero_grad()
+                    m(tokens).square().sum().backward()
+                    optimizer.step()
+            same(model, reference)
+    with pytest.raises(FxshardError, match=r"embed.weight and head.weight are one parameter(.|\n)*S\(0\) on .* and S\(1\)"):
+        fxshard.parallelize_module(Tied(), mesh(), {"embed": rows, "head": rows})
+
+
+class Recurrent(nn.Module):
+    """torch's recurrent modules keep weak references to their weights."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.up, self.inner, self.head = nn.Linear(4, 4), kind(4, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(self.up(x))[0])
+
+
+def recurrent_modules() -> None:
+    """A word, whose first call moves the weights; styles for another part, after a call that has left all open."""
+    torch.set_default_dtype(torch.float64)
+    x = batch(6).view(2, 3, 4)
+    for kind, plans in ((nn.LSTM, [{"tp": "fsdp"}]), (nn.GRU, [None, {"up": ColwiseParallel(output_layouts=Replicate())}])):
+        torch.manual_seed(0)
+        model: Any = Recurrent(kind)
+        reference = copy.deepcopy(model)
+        for plan in plans:
+            fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, reference)]
+        for _ in range(2):
+            for m, optimizer in zip((model, reference), optimizers, strict=True):
+                optimizer.zero_grad()
+                m(x).square().sum().backward()
+                optimizer.step()
+            same(model, reference)
+
+
+def held_before_the_first_call() -> None:
+    """What would not follow a parameter that the first call moves is refused, with the parameter's name, and nothing is changed."""
+    model, reference = net(), net()
+    fxshard.parallelize_module(model, mesh(), {"tp": "fsdp"}, compiler="eager")
+    held: list[Any] = [weakref.ref(model[2].bias)] if dist.get_rank() else []
+    with pytest.raises(RunError, match=r"parameter 2.bias has to move to another layout, and a weak reference"):
+        model(batch())
+    held = [model[2].weight.square().sum()]
+    with pytest.raises(RunError, match=r"parameter 2.weight has to move to another layout, and a graph of autograd(.|\n)*example_args"):
+        model(batch())
+    assert all(p.placements == (Replicate(),) for p in model.parameters())
+    held.pop().backward()
+    model.zero_grad()
+    for m in (model, reference):
+        m(batch()).square().sum().backward()
+    same(model, reference)
+    assert model[0].weight.placements == (Shard(0),)
+
+
 found, test_two_ranks = two_ranks(
     copies,
     averages,
     gradients_in_buckets,
     loading,
+    loading_before_the_first_call,
+    assigned_before_the_first_call,
     saved,
     given_parameters,
     refused,
@@ -304,4 +453,8 @@ found, test_two_ranks = two_ranks(
     parametrized,
     parametrizations_removed,
     other_parts,
+    other_parts_before_the_first_call,
+    tied_weights,
+    recurrent_modules,
+    held_before_the_first_call,
 )

@@ -193,6 +193,11 @@ def results_as_dtensors() -> None:
     out = styled(plan, net)(x)
     assert isinstance(out, DTensor) and out.placements == (Shard(1),)
     torch.testing.assert_close(out.full_tensor(), made(net)(x))
+    rows = fxshard.local_batch(torch.cat([x, x]).chunk(2)[dist.get_rank()], mesh(), axis="tp")
+    for said in ({"tp": "ddp"}, {"0": "colwise", "2": "rowwise"}):  # no style says a form, and an argument is a DTensor
+        out = styled(said, net)(rows)
+        assert isinstance(out, DTensor) and out.shape == (6, 4)
+        torch.testing.assert_close(out.mean().full_tensor(), made(net)(x).mean())
 
 
 def prepared_modules() -> None:
