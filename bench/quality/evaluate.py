@@ -21,7 +21,7 @@ AHEAD = 8
 @dataclass(frozen=True)
 class Evaluated:
     """Microseconds of a step: of its kernels, of all its collectives, of those that kernels hide, and of copies that pack for collectives,
-    which have no price in docs/hardware.md and do not count in ``total``."""
+    which Inductor may fuse with a neighbour and do not count in ``total``."""
 
     compute: float
     communication: float

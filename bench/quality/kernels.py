@@ -71,7 +71,7 @@ def is_packing(node: fx.Node) -> bool:
 
 
 def copies(graph: fx.Graph, on: Device) -> float:
-    """Microseconds of all packing, if each copy is a kernel of its own; docs/hardware.md does not price it."""
+    """Microseconds of all packing, if each copy is a kernel of its own, which Inductor may fuse with a neighbour."""
     return sum(KERNEL + 2 * size(node) / on.memory for node in graph.nodes if is_packing(node))
 
 
