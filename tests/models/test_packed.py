@@ -77,9 +77,12 @@ def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts:
 
 @pytest.mark.parametrize("tp", [TensorParallel(), {"packed": "packed_colwise", "out": "rowwise", "down": "rowwise"}])
 def test_beside_packed_heads_fully_shard_takes_another_dim(tp: Any) -> None:
-    """Megatron's collectives on tp; on dp each matrix is gathered once, and its gradient reduced and scattered, each in one step."""
+    """With a residual stream that is whole on tp, Megatron's collectives there; on dp each matrix is gathered once, and its gradient reduced
+    and scattered, each in one step."""
     mesh = fxshard.Mesh({"dp": 2, "tp": 2}, "h100")
-    plan = plan_graph(two_layers(slices, 2), mesh, Request(parallel=read_parallel({"dp": FullyShard(), "tp": tp}, mesh)))
+    graph = two_layers(slices, 2)
+    pins = dict.fromkeys(residual_pins(graph, (4, 128, 512)), "S(0)R")
+    plan = plan_graph(graph, mesh, Request(parallel=read_parallel({"dp": FullyShard(), "tp": tp}, mesh), pins=pins))
     names = ("0_packed_weight", "0_packed_bias", "0_out_weight", "1_packed_weight", "1_down_weight")
     layouts = [str(plan.specs[f"_{name}"].outputs[0]) for name in names]
     assert layouts == ["S(1)S(0:512+128+128)", "RS(0:512+128+128)", "S(0)S(1)", "S(1)S(0:2048+2048)", "S(0)S(1)"]
