@@ -77,8 +77,8 @@ def test_packed_weights_have_megatrons_collectives(take: Any, pairs: int, parts:
 
 @pytest.mark.parametrize("tp", [TensorParallel(), {"packed": "packed_colwise", "out": "rowwise", "down": "rowwise"}])
 def test_beside_packed_heads_fully_shard_takes_another_dim(tp: Any) -> None:
-    """With a residual stream that is whole on tp, Megatron's collectives there; on dp each matrix is gathered once, and its gradient reduced
-    and scattered, each in one step."""
+    """With a residual stream that is whole on tp, Megatron's collectives there; on dp each matrix is gathered once, and its gradient
+    reduced and scattered, each in one step."""
     mesh = fxshard.Mesh({"dp": 2, "tp": 2}, "h100")
     graph = two_layers(slices, 2)
     pins = dict.fromkeys(residual_pins(graph, (4, 128, 512)), "S(0)R")
