@@ -143,6 +143,9 @@ def read_description(text: bytes, where: str) -> Description:
     free: Readers = {"sizes": Field.plain, "by_rank": Field.plain, "guards": lambda f: f.tuple_of(sizes.guard)}
     said = root.record({**ends, **parts, **others}, free)
     ins, outs, graphs = said["inputs"], said["outputs"], said["classes"]
+    tangents = {end.name for end in ins if end.kind == "tangent"}
+    if unknown := next((name for end in outs for name in end.follows or () if name not in tangents), None):
+        raise root.fail(f"a gradient follows {unknown!r}, which is no tangent")
     order = [size_class for size_class, _ in graphs.values()]
     return Description(
         mesh=mesh,

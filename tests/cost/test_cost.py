@@ -45,6 +45,17 @@ def test_a_product_bound_by_memory() -> None:
     assert time_of(mv, Mesh({"a": 2}, H), "R R", "R") == pytest.approx(4 * 1_002_000 / 1e11 * 1e6)
 
 
+def test_a_lookup_reads_the_rows_that_it_returns() -> None:
+    """100 rows of 64 floats are read and written, and 100 indices, of 4 bytes here, are read; of a table of 10 rows, no more than that."""
+    mesh = Mesh({"a": 2}, H)
+    moved = {1_000_000: 4 * (100 * 64 + 100 + 100 * 64), 10: 4 * (10 * 64 + 100 + 100 * 64)}
+    for rows, size in moved.items():
+        found = call("aten.embedding.default", [(rows, 64), (100,)], (100, 64))
+        assert time_of(found, mesh, "R R", "R") == pytest.approx(size / 1e11 * 1e6)
+    bags = call("aten._embedding_bag.default", [(1_000_000, 64), (100,), (5,)], (5, 64))  # sums of 100 rows
+    assert time_of(bags, mesh, "R R R", "R") == pytest.approx(4 * (100 * 64 + 100 + 5 + 5 * 64) / 1e11 * 1e6)
+
+
 def test_rates_by_element_size() -> None:
     """Half precision runs at its own rate; float64 has no rate here and runs at that of four bytes."""
     mesh = Mesh({"a": 2}, H)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fxshard import archive
+from fxshard.archive.description import read_description, write_description
+from fxshard.errors import FileError
 from fxshard.graph.tangents import outputs_with_tangents
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.lowering.lower import lower
@@ -47,6 +51,15 @@ def test_gradients_follow_the_outputs_that_autograd_says(tmp_path: Path) -> None
     program = lower(graph, plan_graph(graph, Mesh({"a": 2}), Request()))
     archive.save(program, tmp_path / "program.pt2")
     assert archive.load(tmp_path / "program.pt2").outputs == program.outputs == outputs_with_tangents(graph)
+
+
+def test_a_file_that_names_an_unknown_tangent_is_refused() -> None:
+    graph = trace(Chains(), (torch.randn(4, 4),))
+    program = lower(graph, plan_graph(graph, Mesh({"a": 2}), Request()))
+    said = json.loads(write_description(program, dict.fromkeys(program.modules, "graph")))
+    next(end for end in said["outputs"] if "follows" in end)["follows"] = ["tangents[9]"]
+    with pytest.raises(FileError, match=r"tangents\[9\]"):
+        read_description(json.dumps(said).encode(), "a file")
 
 
 def test_one_output_needs_no_word() -> None:

@@ -5,7 +5,6 @@ transformers installs them in the first call that asks for such outputs, under a
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +16,10 @@ RECORDING = "transformers.utils.output_capturing"
 
 def install_output_recorders(model: nn.Module, kwargs: Mapping[str, Any]) -> None:
     """Installs the hooks now, on each part of ``model`` that records, if a call with ``kwargs`` asks for it, or a config does."""
-    install = getattr(sys.modules.get(RECORDING), "maybe_install_capturing_hooks", None)
-    for part in model.modules() if install is not None else ():
-        if _records(part) and (_asks(kwargs) or _asks(_settings(part))):
-            assert install is not None
-            install(part)
+    if RECORDING in sys.modules:
+        for part in model.modules():
+            if _records(part) and (_asks(kwargs) or _asks(_settings(part))):
+                sys.modules[RECORDING].maybe_install_capturing_hooks(part)
 
 
 def _records(part: nn.Module) -> bool:
@@ -41,4 +39,4 @@ def _asks(settings: Mapping[str, Any]) -> bool:
 
 def _settings(part: nn.Module) -> dict[str, Any]:
     config = getattr(part, "config", None)
-    return {name: value for name, value in inspect.getmembers(config) if name.startswith("output_")} if config is not None else {}
+    return {name: getattr(config, name, None) for name in dir(config) if name.startswith("output_")}

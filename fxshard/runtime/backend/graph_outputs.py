@@ -15,8 +15,8 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from fxshard._torch_compat.dtensor.views import base_of, is_one_of_several, viewed_again, views_are_recorded
 from fxshard._torch_compat.fakes import FakeTensorMode, storage_key
-from fxshard._torch_compat.views import base_of, is_one_of_several, viewed_again, views_are_recorded
 from fxshard.errors import RunError, TraceError
 from fxshard.layout.layouts import Layout
 from fxshard.passes.trace.fakes.fake_model import fake_tensor

@@ -378,15 +378,19 @@ def tied_weights() -> None:
             reference = copy.deepcopy(model)
             fxshard.parallelize_module(model, both, {"tp": plan}, compiler="eager")
             assert model.head.weight is model.embed.weight and model.embed.weight.placements[-1] == Shard(0)
-            optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (model, reference)]
-            for _ in range(2):
-                for m, optimizer in zip((model, reference), optimizers, strict=True):
-                    optimizer.zero_grad()
-                    m(tokens).square().sum().backward()
-                    optimizer.step()
-            same(model, reference)
+            same_after_two_steps(model, reference, tokens)
     with pytest.raises(FxshardError, match=r"embed.weight and head.weight are one parameter(.|\n)*S\(0\) on .* and S\(1\)"):
         fxshard.parallelize_module(Tied(), mesh(), {"embed": rows, "head": rows})
+
+
+def same_after_two_steps(model: Any, reference: Any, x: Tensor) -> None:
+    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in (model, reference)]
+    for _ in range(2):
+        for m, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            m(x).square().sum().backward()
+            optimizer.step()
+        same(model, reference)
 
 
 class Recurrent(nn.Module):
@@ -410,13 +414,7 @@ def recurrent_modules() -> None:
         reference = copy.deepcopy(model)
         for plan in plans:
             fxshard.parallelize_module(model, mesh(), plan, compiler="eager")
-        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, reference)]
-        for _ in range(2):
-            for m, optimizer in zip((model, reference), optimizers, strict=True):
-                optimizer.zero_grad()
-                m(x).square().sum().backward()
-                optimizer.step()
-            same(model, reference)
+        same_after_two_steps(model, reference, x)
 
 
 def held_before_the_first_call() -> None:

@@ -87,7 +87,8 @@ def refused(evaluates: bool) -> None:
     if not evaluates:
         torch.stack([loss(a, b) for a, b in zip(want.chunk(2), tokens.chunk(2), strict=True)]).mean().backward()
         for name, parameter in stage.submod.named_parameters():
-            torch.testing.assert_close(parameter.grad.full_tensor(), reference.get_parameter(name).grad)  # type: ignore[union-attr]
+            gradient: Any = parameter.grad
+            torch.testing.assert_close(gradient.full_tensor(), reference.get_parameter(name).grad)
 
 
 def in_training() -> None:

@@ -107,13 +107,13 @@ def megatron(rows: str, hardware: str | Hardware = RATES, mesh: int = 4, size: i
     return lower_plan(graph, plan_graph(graph, Mesh({"tp": mesh}, hardware=hardware), request))
 
 
-@pytest.mark.parametrize(("rows", "kinds", "saved"), [("R", {"all_reduce"}, 0.05), ("S(0)", {"all_gather", "reduce_scatter"}, 0.04)])
-def test_cuts_shorten_the_timeline(rows: str, kinds: set[str], saved: float) -> None:
-    """They save some of the time, and half of the time that the device waits."""
-    program = megatron(rows)
+@pytest.mark.parametrize(("rows", "ranks", "kinds"), [("R", 4, {"all_reduce"}), ("S(0)", 8, {"all_gather", "reduce_scatter"})])
+def test_cuts_shorten_the_timeline(rows: str, ranks: int, kinds: set[str]) -> None:
+    """They save at least 5 % of the time, and half of the time that the device waits."""
+    program = megatron(rows, mesh=ranks)
     (effect,) = (e for e in program.effects if e.name == "chunk")
     assert effect.left_out is None
-    assert effect.after.total < (1 - saved) * effect.before.total
+    assert effect.after.total < 0.95 * effect.before.total
     assert effect.after.waited < 0.5 * effect.before.waited
     serving = Counter(pair for c in program.collectives for pair in c.serves)
     assert kinds <= {c.kind for c in program.collectives if any(serving[pair] > 1 for pair in c.serves)}
