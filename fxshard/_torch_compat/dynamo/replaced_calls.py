@@ -17,14 +17,18 @@ from fxshard._torch_compat.patched import patched
 
 @contextlib.contextmanager
 def captured_instead(
-    functions: Mapping[Any, Callable[..., Any]], methods: Mapping[str, Callable[..., Any]] | None = None
+    functions: Mapping[Any, Callable[..., Any]],
+    methods: Mapping[str, Callable[..., Any]] | None = None,
+    attributes: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
     """While Dynamo captures: calls of these functions of torch are replaced by calls of Python functions, which Dynamo traces.
 
-    ``methods``: functions that ``torch.Tensor`` gets as methods meanwhile, by names that it lacks.
+    ``methods``: functions that ``torch.Tensor`` gets as methods meanwhile, by names that it lacks. ``attributes``: what each tensor answers
+    for such names.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import torch as torch_functions
+    from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import SourcelessBuilder
     from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
     from torch._dynamo.variables.misc import GetAttrVariable
@@ -60,16 +64,23 @@ def captured_instead(
         return InstructionTranslator.current_tx().symbolic_torch_function_state.torch_function_subclass_enabled and overrides(value)
 
     of_attributes = "var_getattr" if hasattr(TensorWithTFOverrideVariable, "var_getattr") else "tp_getattro_impl"  # the latter from 2.15 on
-    attribute = getattr(TensorWithTFOverrideVariable, of_attributes)
+    attribute, plain_attribute = getattr(TensorWithTFOverrideVariable, of_attributes), getattr(TensorVariable, of_attributes)
+    answers = dict(attributes or {})
+
+    def of_plain(self: Any, tx: Any, name: str) -> Any:
+        return VariableTracker.build(tx, answers[name]) if name in answers else plain_attribute(self, tx, name)
 
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
         """Methods of ``Tensor`` that torch writes in Python (``split``, ``norm``, ``unflatten``) are called as the others are."""
+        if name in answers:
+            return of_plain(self, tx, name)
         inherited = inspect.getattr_static(self.class_type, name, None)
         written = inspect.isfunction(inherited) and inherited is getattr(torch.Tensor, name, None)
         return GetAttrVariable(self, name) if written else attribute(self, tx, name)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched(TensorWithTFOverrideVariable, of_attributes, var_getattr))
+        stack.enter_context(patched(TensorVariable, of_attributes, of_plain))
         stack.enter_context(patched(torch_functions, "has_torch_function", has_torch_function))
         for kind in (TorchInGraphFunctionVariable, SkipFunctionVariable, UserFunctionVariable):
             stack.enter_context(patched(kind, "call_function", of_kind(kind)))

@@ -30,7 +30,9 @@ from fxshard.mesh.mesh import as_mesh
 
 def dtensor_calls(model: nn.Module) -> AbstractContextManager[None]:
     """While Dynamo captures ``model``: replaces DTensor's API by notes on whole tensors."""
-    return captured_instead(CALLS, METHODS if any(isinstance(p, DTensor) for p in model.parameters()) else {})
+    meshes = {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
+    attributes = {"device_mesh": next(iter(meshes))} if len(meshes) == 1 else {}
+    return captured_instead(CALLS, METHODS if meshes else {}, attributes)
 
 
 class Placed(Tensor):

@@ -36,7 +36,10 @@ NESTED = (
     "nested (jagged) tensors are not planned: compute on their values, a dense tensor of all tokens, and attend with "
     "torch.nn.attention.varlen.varlen_attn, or pad them and pass a mask"
 )
-NO_LOCAL_MESH = "if it is a local_map region without device_mesh, give it one: local_map(..., device_mesh=mesh)"
+NO_LOCAL_MESH = (
+    "the tensor is whole while the model is traced; tensors know a mesh there if the parameters are DTensors on one. Keep the mesh as an "
+    "attribute of the model, and give it to local_map (device_mesh=) too"
+)
 CACHE_MADE = "the model makes a cache of keys and values that its results hold: pass use_cache=False, as in training, or pass a cache to it"
 REMEDIES = {
     r"unrecognized type UserDefinedObjectVariable\(\w*Cache\)": CACHE_MADE,

@@ -75,6 +75,24 @@ def test_calls_on_parameters(mesh: DeviceMesh, function: Any) -> None:
     assert not hasattr(torch.Tensor, "full_tensor")
 
 
+def meshes_of_values(model: Any, x: Tensor) -> Tensor:
+    """The meshes of a parameter, of a view of it, of a call's result and of what is computed from that name the mesh of calls."""
+    weight = DTensor.from_local(model.weight.full_tensor(), model.weight.device_mesh, [Replicate()])
+    scores = distribute_tensor(x @ weight.full_tensor(), weight.device_mesh, [Shard(1)]).sin()
+    ones = distribute_tensor(torch.ones_like(x), model.weight.t().device_mesh, [Shard(0)])
+    return scores.redistribute(scores.device_mesh, [Shard(0)]).full_tensor() + ones.full_tensor().sum()
+
+
+def test_device_mesh_of_values_in_a_forward(mesh: DeviceMesh) -> None:
+    model, plan = planned(meshes_of_values, mesh, shard=True)
+    named = [spec.outputs[0] for name, spec in plan.specs.items() if name.startswith("placed")]
+    assert named == [(Replicate(),), (Shard(1),), (Shard(0),), (Shard(0),)]
+    weight = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
+    found = fxshard.simulate(fxshard.lower(model, (X,), plan), (X,), weights={"weight": weight}).outputs
+    torch.testing.assert_close(found, (X @ weight).sin() + X.numel(), rtol=1e-9, atol=1e-12)
+    assert not hasattr(torch.Tensor, "device_mesh")
+
+
 COMPUTED: dict[str, Callable[[Tensor], Tensor]] = {
     "torch's functions in Python": lambda x: F.pad(F.rms_norm(x, (4,)), (1, 1)) + F.pad(F.normalize(x), (1, 1)),
     "Tensor's methods in Python": lambda x: x.split(2, -1)[1] * x.norm(dim=-1, keepdim=True),
