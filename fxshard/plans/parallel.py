@@ -37,6 +37,10 @@ AUTO = "auto"
 class AxisPlan:
     """What a word says about one axis. ``cut``: the dim by which inputs and results of modules are sharded, None: not at all."""
 
+    def said_of(self, name: str) -> str:
+        """What it says about a parameter or module, for errors: as the user writes it."""
+        return str(self)
+
     @property
     def cut(self) -> int | None:
         return None
@@ -203,8 +207,15 @@ class ByName(AxisPlan):
 
     styles: tuple[tuple[str, str], ...]
 
+    def said_of(self, name: str) -> str:
+        return str(dict(filter(None, (self._entry(name), self._entry(name.rpartition(".")[0])))))
+
+    def _entry(self, name: str) -> tuple[str, str] | None:
+        return next((entry for entry in self.styles if _names(entry[0], name)), None)
+
     def _style(self, name: str) -> tuple[str | None, str | None]:
-        return next((STYLES[style] for glob, style in self.styles if _names(glob, name)), (None, None))
+        entry = self._entry(name)
+        return STYLES[entry[1]] if entry else (None, None)
 
     def parameter(self, name: str, shape: Shape) -> Placement | None:
         how = self._style(name)[0] or self._style(name.rpartition(".")[0])[0]

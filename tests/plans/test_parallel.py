@@ -285,6 +285,12 @@ def test_a_contradiction_names_the_word() -> None:
         planned({"dp": 2}, FullyShard(), constraints=forbidden)
 
 
+def test_a_contradiction_names_the_entry_of_a_tp_plan() -> None:
+    styles = {"layers.*.attention.w[qkv]": "colwise", "layers.*.attention.wo": "rowwise", "output": "colwise"}
+    with pytest.raises(FxshardError, match=r"parallel=\{'tp': \{'output': 'colwise'\}\} for output.weight"):
+        planned({"tp": 2}, {"tp": styles}, constraints=[fxshard.Forbid("output.weight", "S(0)")])
+
+
 def test_a_wildcard_of_names_stands_for_one_part() -> None:
     """As in torch's ``parallelize_module``; the name of the base model may be left out, as in a ``tp_plan``."""
     (plan,) = read_parallel({"layers.*.proj": "colwise", "w[12]": "rowwise"}, fxshard.Mesh({"tp": 2})).values()

@@ -38,19 +38,22 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
     """All that ``parallel`` says about the inputs, the parameters and the results of modules."""
     if not parallel:
         return
-    texts = {axis: f"parallel={{{axis!r}: {plan}}}" for axis, plan in parallel.items()}
+
+    def text(axis: str, name: str) -> str:
+        return f"parallel={{{axis!r}: {parallel[axis].said_of(name)}}}"
+
     shapes = {end.name: example_shape(graph.by_name[end.node].meta["val"].shape) for end in graph.inputs}
     batches = {end.name: shapes[end.name] for end in graph.inputs_of("input")}
     nodes = {end.name: end.node for end in graph.inputs}
     for name, placements in of_inputs(parallel, batches).items():
-        yield from (AxisCondition(nodes[name], axis, placement, texts[axis]) for axis, placement in placements.items())
+        yield from (AxisCondition(nodes[name], axis, placement, text(axis, name)) for axis, placement in placements.items())
     for end in graph.inputs_of("parameter"):
         for axis, plan in parallel.items():
             placement = plan.parameter(end.name, shapes[end.name])
             if placement is not None:
-                yield AxisCondition(end.node, axis, placement, texts[axis], beside=plan.beside(end.name, shapes[end.name]))
+                yield AxisCondition(end.node, axis, placement, text(axis, end.name), beside=plan.beside(end.name, shapes[end.name]))
             if plan.is_never_whole(end.name, shapes[end.name]):
-                yield AxisCondition(end.node, axis, Replicate(), texts[axis], forbidden=True)
+                yield AxisCondition(end.node, axis, Replicate(), text(axis, end.name), forbidden=True)
     first = leading(parallel, batches.values())
     inputs = set(nodes.values())
     for module, calls in graph.returned.items():
@@ -59,9 +62,9 @@ def axis_conditions(graph: PlanningGraph, parallel: Parallel) -> Iterator[AxisCo
             for axis, plan in parallel.items():
                 placement = plan.result(module, shape, first)
                 if placement is not None:  # a view of flattened tokens, say, cannot be cut along the sequence; what reads it is
-                    yield AxisCondition(node, axis, placement, texts[axis], optional=plan.cut is not None)
+                    yield AxisCondition(node, axis, placement, text(axis, module), optional=plan.cut is not None)
                 if plan.is_returned_whole(module):
-                    yield AxisCondition(node, axis, Replicate(), texts[axis], returned=True)
+                    yield AxisCondition(node, axis, Replicate(), text(axis, module), returned=True)
 
 
 def warn_of_overruled(graph: PlanningGraph, said: Iterable[AxisCondition], held: Mapping[str, Layout], mesh: Mesh) -> None:

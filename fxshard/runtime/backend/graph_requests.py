@@ -127,7 +127,7 @@ class _GraphRequest(RequestBuilder):
                     asked = "sharded" if wanted is None else f"in {placement_str(wanted)}"
                     if others and self.mesh.ndim > 1:
                         asked += f" (or, where another axis shards that dim, in {' or '.join(map(placement_str, others))})"
-                    what = f"parallel={{{axis!r}: {word}}} asks for parameter {end.name} {asked} on {axis!r}"
+                    what = f"parallel={{{axis!r}: {word.said_of(end.name)}}} asks for parameter {end.name} {asked} on {axis!r}"
                     raise ConstraintError(f"{what}, but it is {_describe(self.named[end.name], self.mesh)}", remedy=DISTRIBUTE)
 
     def _value(self, name: str) -> torch.Tensor:
