@@ -17,7 +17,7 @@ from fxshard._torch_compat.dtensor.packed import PackedShard
 from fxshard._torch_compat.sizes.symbols import GuardRefused, is_symbolic, refusing_guards, shape_env_of
 from fxshard.errors import RuleError, SizesError
 from fxshard.graph.call import Call, calls_of
-from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer
+from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout, all_layouts, nested_chunk
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.annotation.expert_values import expert_nodes
@@ -105,6 +105,7 @@ def annotate(
     for other in (*(one for _, one in samples), *((most,) if most else ())):
         _keep_legal(specs, other.specs)
     kept = _at_all_sizes(specs, graph, family, mesh, uneven) if uneven else specs
+    _check_some_left(kept, found)
     own = replace(found, specs=kept, sizes=example)
     priced = tuple((weight, own if one is found else replace(one, specs=kept)) for weight, one in samples)
     counted = None if most is None else replace(most, specs=kept, samples=priced or ((1.0, own),))
@@ -139,19 +140,29 @@ def _keep_legal(specs: dict[str, tuple[OpSpec, ...]], others: Mapping[str, tuple
         specs[name] = known[id(mine), id(theirs)][-1]
 
 
+def _check_some_left(kept: Mapping[str, tuple[OpSpec, ...]], found: Annotated) -> None:
+    """Raises SizesError for a node that no spec serves at all sizes, such as the end of a local region along a dim that may be uneven."""
+    for name, specs in found.specs.items():
+        if specs and not kept[name]:
+            node = found.graph.by_name[name]
+            what = f"{node.target} takes its value in {specs[0].inputs[0] or specs[0].outputs[0]}, which is not possible at all sizes"
+            raise SizesError(what, where=source_line(node), remedy="let the mesh divide these sizes, or leave them static")
+
+
 def _at_all_sizes(
     specs: Mapping[str, tuple[OpSpec, ...]], graph: PlanningGraph, family: GraphFamily, mesh: Mesh, uneven: Collection[sympy.Symbol]
 ) -> dict[str, tuple[OpSpec, ...]]:
     """The specs that are legal for all values of the symbols ``uneven``: those that the rule allows for symbolic sizes, if it can be
-    evaluated without concrete values; otherwise those that shard no dim whose size depends on such a symbol."""
-    found = dict(specs)
+    evaluated without concrete values; otherwise, and in local regions, those that shard no dim whose size depends on such a symbol."""
+    found, local = dict(specs), region_specs(graph, mesh)
     for node in family.module.graph.nodes:
         if node.op != "call_function" or node.name not in found:
             continue
         ins, outs = ([_uneven_dims(value, uneven) for value in values] for values in (_values(node), outputs_of(node)))
         if not any((*ins, *outs)):
             continue
-        legal = _legal_for_symbols(node, mesh, packs_of(graph.by_name[node.name], packings_of(graph)))
+        packs = packs_of(graph.by_name[node.name], packings_of(graph))
+        legal = None if node.name in local else _legal_for_symbols(node, mesh, packs)
         found[node.name] = tuple(
             s for s in specs[node.name] if (s in legal if legal is not None else not (_cuts(s.inputs, ins) or _cuts(s.outputs, outs)))
         )

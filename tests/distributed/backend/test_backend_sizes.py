@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fxshard
 import fxshard.runtime.backend.backend as backend
@@ -170,6 +171,20 @@ def dtensors() -> None:
             assert any("x is a DTensor sharded on such a dim" in line for line in said) == placement.is_shard(), said
 
 
+def styles_of_torch_at_any_number_of_rows() -> None:
+    """What is computed on columns between two styled modules is local, and says nothing about the number of rows."""
+    model = Perceptron().double()
+    single = copy.deepcopy(model)
+    down = RowwiseParallel(output_layouts=Shard(0), use_local_output=False)
+    parallelize_module(model, mesh(), {"up": ColwiseParallel(), "down": down})
+    sharded, programs = compiled(model), []
+    with counted() as made:
+        for count in (4, 6, 5, 9, 3, 8):
+            same(sharded, single, (rows(count),), (model, single))
+            programs.append(len(made))
+    assert programs[2:] == [programs[2]] * 4, programs
+
+
 def ranks_that_saw_other_sizes() -> None:
     """A size that is dynamic on one rank only stays static, and a log line says so; from then on the ranks agree."""
     model = Perceptron().double()
@@ -210,6 +225,7 @@ found, test_two_ranks = two_ranks(
     shared_sizes_views_and_numbers,
     several_graphs,
     dtensors,
+    styles_of_torch_at_any_number_of_rows,
     ranks_that_saw_other_sizes,
     lengths_of_a_llama_through_inductor,
 )
