@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import PlanError
 from fxshard.graph.objects import is_length, leaves_in_objects, outputs_in_objects
-from fxshard.graph.planning_graph import PlanningGraph
+from fxshard.graph.planning_graph import PlanningGraph, operands
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import Mesh
 from fxshard.passes.pipeline import Request
@@ -75,15 +75,19 @@ class PlanRequests:
         return RequestBuilder(self.settings, graph, self.mesh, "raise" if first else "skip")
 
     def _outputs(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> dict[str, Layout | dict[str, Placement]]:
-        """By default plain outputs are replicated, shards that styles return too, on axes of which they say nothing; the planner chooses
-        for DTensors, except that an output that replaces a DTensor in an object gets its layout."""
+        """By default plain outputs are replicated; the planner chooses for DTensors, except that an output that replaces a DTensor in an
+        object gets its layout. Of shards that styles return, the rank has the rows of the DTensors that it passed, on axes of which the
+        styles say nothing."""
         inside = {name for i, name in enumerate(leaves) if i in leaves_in_objects(graph.in_spec)}
-        distributed = any(isinstance(x, DTensor) for name, x in leaves.items() if name not in inside and name not in self.shards.layouts)
+        passed = [x for name, x in leaves.items() if isinstance(x, DTensor) and name not in inside and name not in self.shards.layouts]
+        returned = operands(graph.module.graph.output_node())
+        shapes = {o.name: tuple(node.meta["val"].shape) for o, node in zip(graph.outputs, returned, strict=True) if o.name in graph.forms}
         default: dict[str, Layout | dict[str, Placement]] = {}
-        if not distributed:
-            local = {name: form.placements or {} for name, form in graph.forms.items() if form.kind == "local"}
-            rest = {name: [axis for axis in self.mesh.axis_names if axis not in said] for name, said in local.items()}
-            default = {name: dict.fromkeys(axes, Replicate()) for name, axes in rest.items() if axes}
+        for name, form in graph.forms.items():
+            axes = [axis for axis in self.mesh.axis_names if axis not in (form.placements or {})]
+            if form.kind == "local" and axes:
+                default[name] = {axis: self._rows(axis, shapes[name], passed) for axis in axes}
+        if not passed:
             default |= {
                 o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output" and o.name not in graph.forms
             }
@@ -91,6 +95,14 @@ class PlanRequests:
             if isinstance(before := leaves.get(path), DTensor):
                 default[name] = Layout(before.placements)
         return default
+
+    def _rows(self, axis: str, shape: Sequence[int], passed: Sequence[DTensor]) -> Placement:
+        """The placement on ``axis`` of the first of ``passed`` that is sharded there along a dim that a result of ``shape`` has too."""
+        for one in passed:
+            placement = layout_of(one, self.mesh)[self.mesh.axis(axis)]
+            if isinstance(placement, Shard) and placement.dim < len(shape) and shape[placement.dim] == one.shape[placement.dim]:
+                return Shard(placement.dim)
+        return Replicate()
 
     def _pins(self, builder: RequestBuilder, first: bool) -> Any:
         """The user's pins, DTensor parameters in their current layouts, buffers replicated.

@@ -102,6 +102,22 @@ def fsdp_over_tensor_parallelism() -> None:
     equal(*models)
 
 
+def local_results_of_fsdp_over_tensor_parallelism() -> None:
+    """The rank's rows, in each form that the last style says, also where other layouts of so small a model would cost less."""
+    both, single = mesh(), made(net)
+    rows = torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mine = rows.chunk(2)[both.get_local_rank("dp")]
+    for layout in (Replicate(), Shard(1), Shard(0)):
+        model = copy.deepcopy(single)
+        down = RowwiseParallel(input_layouts=Replicate(), output_layouts=layout)
+        parallel.parallelize_module(model, both["tp"], {"0": ColwiseParallel(output_layouts=Replicate()), "2": down})
+        fully_shard(model, mesh=both["dp"])
+        passed = fxshard.local_batch(mine, both, axis="dp")
+        have = fxshard.parallelize(model, (passed,), both, compiler="eager", train=False)(passed)
+        want = single(mine) if layout.is_replicate() else single(mine).chunk(2, layout.dim)[both.get_local_rank("tp")]
+        torch.testing.assert_close(have, want.detach(), rtol=1e-9, atol=1e-12)
+
+
 def _fully_sharded(both: Any) -> Any:
     model = made(Decoder)
     parallel.parallelize_module(model, both["tp"], LINEAR)
@@ -178,5 +194,6 @@ found, test_four_ranks = on_ranks(
     a_part_of_the_mesh,
     a_users_style,
     fsdp_over_tensor_parallelism,
+    local_results_of_fsdp_over_tensor_parallelism,
     a_measured_step,
 )
