@@ -6,6 +6,7 @@ the model returns in the same form: a DTensor, or the shard of one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, op
 from fxshard.layout.layouts import Layout, canonical, normalised_placement, sharding_axes
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 from fxshard.plans.plan_data import OpSpec
+
+log = logging.getLogger("fxshard")
 
 PLACED, HANDED_OUT = torch.ops.fxshard.placed.default, torch.ops.fxshard.handed_out.default
 
@@ -47,31 +50,43 @@ class _Known:
     from_dtensor: bool = False
 
 
-def meshes_of(tensors: Mapping[str, Any]) -> dict[str, str]:
-    """The axes of the mesh (``"tp=4"``) of each DTensor among ``tensors``, by name."""
-    return {name: str(as_mesh(x.device_mesh)) for name, x in tensors.items() if isinstance(x, DTensor)}
+@dataclass(frozen=True)
+class OnMesh:
+    """A DTensor among parameters and inputs. ``axes``: of its mesh, ``"tp=4"``. ``sharded``: whether a rank may have a part of it only."""
+
+    axes: str
+    sharded: bool
+
+
+def meshes_of(tensors: Mapping[str, Any]) -> dict[str, OnMesh]:
+    """The DTensors among ``tensors``, by name."""
+    found = {name: x for name, x in tensors.items() if isinstance(x, DTensor)}
+    return {name: OnMesh(str(as_mesh(x.device_mesh)), not all(p.is_replicate() for p in x.placements)) for name, x in found.items()}
 
 
 def named_layouts(
-    joint: fx.GraphModule, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput], meshes: Mapping[str, str]
+    joint: fx.GraphModule, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput], meshes: Mapping[str, OnMesh]
 ) -> dict[str, OutputForm]:
     """The form in which each output is returned, by its name, for those that are not whole.
 
     Completes the notes of the graph: ``placed`` nodes get their mesh, ``handed_out`` nodes go. ``meshes`` as of ``meshes_of``. Raises
-    TraceError for a declared layout that whole values cannot have, LocalInputsError for inputs that are declared to be shards.
+    TraceError for a declared layout that whole values cannot have, LocalInputsError for inputs that are declared to be shards. Warns of
+    ``to_local`` of a sharded parameter, which is whole here.
     """
     if not any(node.target in (PLACED, HANDED_OUT) for node in joint.graph.nodes):
         return {}
-    known = _known_values(joint, {i.node: i for i in inputs}, meshes)
+    by_node = {i.node: i for i in inputs}
+    known = _known_values(joint, by_node, meshes)
     returned = zip(operands(joint.graph.output_node()), outputs, strict=True)
     forms = {end.name: _form(node, end.name, known[node]) for node, end in returned if end.kind == "output"}
     for node in joint.graph.find_nodes(op="call_function", target=HANDED_OUT):
+        _warn_of_whole_parameter(node, by_node, meshes)
         node.replace_all_uses_with(node.args[0])
         joint.graph.erase_node(node)
     return {name: form for name, form in forms.items() if form is not None}
 
 
-def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshes: Mapping[str, str]) -> dict[fx.Node, _Known]:
+def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshes: Mapping[str, OnMesh]) -> dict[fx.Node, _Known]:
     """What is known of each value; gives ``placed`` nodes their mesh."""
     known: dict[fx.Node, _Known] = {}
     shards: dict[str, dict[str, Placement]] = {}
@@ -81,7 +96,7 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
         axes = next((k.axes for k in sorted(before, key=lambda k: not k.dtensor) if k.axes), "")  # a parameter may be on more axes
         if node.op == "placeholder":
             end = inputs.get(node.name)
-            mesh = meshes.get(end.name, "") if end else ""
+            mesh = meshes[end.name].axes if end and end.name in meshes else ""
             known[node] = _Known(axes=mesh, from_dtensor=bool(mesh) and end is not None and end.kind == "input")
         elif node.target is PLACED:
             axes = str(node.args[2]) or axes or _only_mesh(meshes, node)
@@ -99,6 +114,13 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
     if shards:
         raise LocalInputsError(shards, where)
     return known
+
+
+def _warn_of_whole_parameter(node: fx.Node, inputs: Mapping[str, GraphInput], meshes: Mapping[str, OnMesh]) -> None:
+    end = inputs.get(getattr(node.args[0], "name", ""))
+    if node.args[1] == "local" and end is not None and end.kind == "parameter" and end.name in meshes and meshes[end.name].sharded:
+        text = "%s: to_local() of parameter %s is the whole parameter here, with the numbers of one device, and not this rank's shard"
+        log.warning(text, source_line(node) or _module(node), end.name)
 
 
 def _declares_shard(node: fx.Node, before: _Known) -> bool:
@@ -135,12 +157,13 @@ def _module(node: fx.Node) -> str | None:
     return f"module {paths[-1].removeprefix(paths[0]).lstrip('.')}" if len(paths) > 1 else None
 
 
-def _only_mesh(meshes: Mapping[str, str], node: fx.Node) -> str:
+def _only_mesh(meshes: Mapping[str, OnMesh], node: fx.Node) -> str:
     """The mesh of the DTensors, if there is one."""
-    if len(set(meshes.values())) != 1:
+    axes = {one.axes for one in meshes.values()}
+    if len(axes) != 1:
         what = "redistribute has no device_mesh, and the value comes from no DTensor"
         raise TraceError(what, where=source_line(node), remedy="pass device_mesh to redistribute")
-    return next(iter(meshes.values()))
+    return axes.pop()
 
 
 def placements_on(layout: str, axes: str) -> dict[str, Placement]:

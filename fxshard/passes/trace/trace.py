@@ -53,7 +53,7 @@ from fxshard.passes.trace.functions.flex import expand_flex_attention
 from fxshard.passes.trace.functions.inlined import inlined
 from fxshard.passes.trace.functions.neutralise import Neutralise
 from fxshard.passes.trace.functions.recurrent import is_packed, packed_error, recurrent_captured
-from fxshard.passes.trace.named_layouts import meshes_of, named_layouts
+from fxshard.passes.trace.named_layouts import OnMesh, meshes_of, named_layouts
 from fxshard.passes.trace.output_recorders import install_output_recorders
 from fxshard.passes.trace.python_state.assigned import write_assigned
 from fxshard.passes.trace.python_state.bound import is_bound
@@ -303,11 +303,11 @@ def planning_graph(
     out_spec: pytree.TreeSpec,
     train: bool,
     aliases: dict[str, str],
-    meshes: Mapping[str, str] | None = None,
+    meshes: Mapping[str, OnMesh] | None = None,
 ) -> PlanningGraph:
     """Names the inputs and outputs of a joint graph: ``names`` maps its parameter and buffer targets to FQNs, ``paths`` name the inputs.
 
-    ``meshes``: the axes of the mesh (``"tp=4"``) of each parameter and input that is a DTensor, by name.
+    ``meshes``: the parameters and inputs that are DTensors, by name.
     """
     fold_sizes(joint)
     drop_tokens(joint)

@@ -75,6 +75,14 @@ def test_calls_on_parameters(mesh: DeviceMesh, function: Any) -> None:
     assert not hasattr(torch.Tensor, "full_tensor")
 
 
+def test_to_local_of_a_sharded_parameter_is_whole_and_says_so(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture) -> None:
+    model, plan = planned(lambda m, x: x @ m.weight.to_local(), mesh, shard=True)
+    assert [r.getMessage() for r in caplog.records if "to_local() of parameter weight is the whole parameter" in r.getMessage()]
+    weight = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
+    found = fxshard.simulate(fxshard.lower(model, (X,), plan), (X,), weights={"weight": weight}).outputs
+    torch.testing.assert_close(found, X @ weight, rtol=1e-9, atol=1e-12)
+
+
 def meshes_of_values(model: Any, x: Tensor) -> Tensor:
     """The meshes of a parameter, of a view of it, of a call's result and of what is computed from that name the mesh of calls."""
     weight = DTensor.from_local(model.weight.full_tensor(), model.weight.device_mesh, [Replicate()])
