@@ -20,7 +20,7 @@ from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, check_mix
 from fxshard.passes.trace.trace import check_call
 from fxshard.pipelines.cut import Chain, best_cut, bounds, least_memory
 from fxshard.pipelines.prices import price
-from fxshard.pipelines.refusals import check_axis, check_modules, fixed_starts, keyword_arguments, no_cut
+from fxshard.pipelines.refusals import check_axis, check_modules, fixed_starts, keyword_arguments, no_cut, parameters_of
 from fxshard.pipelines.schedule import bubble, in_flight, stages_of_rank, step_time
 from fxshard.pipelines.split import split_layers
 from fxshard.plans.parallel import left_whole, read_parallel
@@ -164,7 +164,7 @@ def plan_pipeline(
     args, inside = tuple(mb_args), inner_mesh(whole_mesh, axis)
     stages = whole_mesh.shape[whole_mesh.axis(axis)] * stages_of_rank(schedule)
     names, pieces = split_layers(model, args, kwargs)
-    tied = fixed_starts(names, [{n for n, _ in piece.module.named_parameters()} for piece in pieces], model)
+    tied = fixed_starts(names, [parameters_of(piece.module) for piece in pieces], model)
     if len(names) - len(tied) < stages:
         raise no_cut(tied, names, stages)
     words = read_parallel(parallel, inside)

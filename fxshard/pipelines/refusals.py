@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -15,6 +16,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.pipelines.schedule import SCHEDULES, microbatches_fit
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_CALL = re.compile(r"@\d+(?=\.|$)")
 PROBABILITIES = ("p", "dropout_p", "dropout")
 NO_OFFLOAD = (
     "pipeline has no option 'offload': parameters on the host would be copied again for every microbatch, and their gradients are added up "
@@ -77,7 +79,12 @@ def check_graph(module: fx.GraphModule) -> None:
 
 def modules_of(node: fx.Node) -> tuple[str, ...]:
     """The names of the modules in whose calls ``node`` was traced, from the outermost; that of the model is empty."""
-    return tuple(path.partition("@")[0] for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+    return tuple(_CALL.sub("", path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+
+
+def is_further_call(*names: str) -> bool:
+    """Whether names in a node's stack of modules are those of a call after the module's first: export appends ``@`` and its number."""
+    return any(_CALL.search(name) for name in names)
 
 
 def draws(node: fx.Node) -> bool:
@@ -104,6 +111,11 @@ def _written(node: fx.Node) -> list[str]:
     return [str(one.target) for one in changed if isinstance(one, fx.Node) and one.op == "get_attr"]
 
 
+def parameters_of(module: nn.Module) -> frozenset[str]:
+    """The names of its parameters."""
+    return frozenset(name for name, _ in module.named_parameters())
+
+
 def fixed_starts(layers: Sequence[str], held: Sequence[Set[str]], model: nn.Module) -> dict[int, str]:
     """Index of each layer with which no stage may begin, because layers on both sides read the same parameter -> what they read.
 
@@ -127,4 +139,5 @@ def no_cut(tied: Mapping[int, str], names: Sequence[str], stages: int) -> PlanEr
         what = f"the model has {len(names)} layers, too few for {stages} stages"
         return PlanError(what, where=", ".join(names), remedy="use a smaller axis, or do without a pipeline")
     what = f"stages would share a parameter, {next(iter(tied.values()))}"
-    return PlanError(what, remedy="untie them (for an embedding and a head: tie_word_embeddings=False), or do without a pipeline")
+    remedy = "untie them (for an embedding and a head: tie_word_embeddings=False), call each layer once, or do without a pipeline"
+    return PlanError(what, remedy=remedy)

@@ -7,6 +7,7 @@ every other value that a later stage reads passes through the stages between.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from torch.fx.node import map_aggregate
 from fxshard._torch_compat.operators import assert_tensor_metadata
 from fxshard._torch_compat.pipelining import PIPE_SPLIT
 from fxshard.errors import PlanError, TraceError, closest
-from fxshard.pipelines.refusals import check_graph, modules_of
+from fxshard.pipelines.refusals import check_graph, fixed_starts, is_further_call, modules_of, no_cut, parameters_of
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,12 @@ def split(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], befo
     """The stages of ``model``, each but the first beginning with one of the modules ``before``, in the order of their calls.
 
     Parameters and buffers are the model's own. Raises TraceError if the model cannot be exported, PlanError if pipelines do not support
-    it.
+    it or stages would share a parameter.
     """
-    return _split(model, args, kwargs, _Marked(tuple(before)))
+    stages = _split(model, args, kwargs, _Marked(tuple(before)))
+    if shared := fixed_starts(("the first layer", *before), [parameters_of(stage.module) for stage in stages], model):
+        raise no_cut(shared, before, len(stages))
+    return stages
 
 
 def split_layers(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[StageModule, ...]]:
@@ -105,6 +109,7 @@ class _Marked:
         check_graph(module)
         _make_neutral(module.graph)
         starts = self._starts(module.graph)
+        _join_calls(module.graph)
         stage, stage_of = 0, dict[fx.Node, int]()
         for node in list(module.graph.nodes):
             stage += node in starts
@@ -143,6 +148,15 @@ def _make_neutral(graph: fx.Graph) -> None:
 
 def _neutral(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _join_calls(graph: fx.Graph) -> None:
+    """Lets what further calls of a module compute belong to the module around them: torch makes a submodule of each call, whose parameters
+    have names with the number of the call."""
+    for node in graph.nodes:
+        if stack := node.meta.get("nn_module_stack"):
+            first = itertools.takewhile(lambda entry: not is_further_call(entry[0], entry[1][0]), stack.items())
+            node.meta["nn_module_stack"] = dict(first)
 
 
 def _constants(module: fx.GraphModule) -> frozenset[fx.Node]:

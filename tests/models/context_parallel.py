@@ -25,16 +25,17 @@ SEQUENCE = 2
 
 
 class CausalAttention(nn.Module):
-    """Grouped-query attention with 4 heads of queries, ``kv_heads`` of keys and values; causal or not."""
+    """Grouped-query attention with 4 heads of queries, ``kv_heads`` of keys and values; causal or not. ``size``: of a head of values."""
 
-    def __init__(self, kv_heads: int = 2, causal: bool = True) -> None:
+    def __init__(self, kv_heads: int = 2, causal: bool = True, size: int = 2) -> None:
         super().__init__()
-        self.causal = causal
-        self.wq, self.wo = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-        self.wk, self.wv = (nn.Linear(8, 2 * kv_heads, bias=False) for _ in range(2))
+        self.causal, self.size = causal, size
+        self.wq, self.wo = nn.Linear(8, 8, bias=False), nn.Linear(4 * size, 8, bias=False)
+        self.wk, self.wv = (nn.Linear(8, n * kv_heads, bias=False) for n in (2, size))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (w(x).unflatten(-1, (-1, 2)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        sizes = ((self.wq, 2), (self.wk, 2), (self.wv, self.size))
+        q, k, v = (w(x).unflatten(-1, (-1, n)).transpose(1, 2) for w, n in sizes)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
         return self.wo(y.transpose(1, 2).flatten(2))
 
@@ -44,9 +45,9 @@ def inputs(length: int, batch: int = 2) -> tuple[Tensor]:
 
 
 @lru_cache(maxsize=8)
-def traced(length: int, kv_heads: int = 2, causal: bool = True) -> tuple[nn.Module, PlanningGraph]:
+def traced(length: int, kv_heads: int = 2, causal: bool = True, size: int = 2) -> tuple[nn.Module, PlanningGraph]:
     torch.manual_seed(0)
-    model = CausalAttention(kv_heads, causal).double()
+    model = CausalAttention(kv_heads, causal, size).double()
     return model, trace(model, inputs(length), train=True)
 
 

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from fxshard.mesh.mesh import Mesh
-from fxshard.passes.pipeline import lower_plan
+from fxshard.passes.annotation.annotate import annotate
+from fxshard.passes.pipeline import Request, lower_plan, plan_graph
 from fxshard.passes.trace.trace import trace
 from fxshard.plans.plan_data import OpSpec
 from fxshard.program.sharded_program import ShardedProgram
 from fxshard.runtime.simulate.simulate import Simulation, simulate_program
 from fxshard.runtime.simulate.values import program_values
 from fxshard.testing.compare import Reference, assert_equal_to_one_device, one_device
+from fxshard.testing.random_plan import random_graph_plan
 from tests.models.context_parallel import CausalAttention, gathered, inputs, plan_of, ring, traced, ulysses_plan
 from tests.slices import diagonal
 
@@ -74,6 +76,19 @@ def test_ring(mesh: dict[str, int], length: int, causal: bool) -> None:
         assert Counter((c.kind, c.axis, c.shape) for c in result.collectives) == want
         sent = {kind: sum(c.bytes for c in plan.collectives if c.kind == kind) for kind, _, _ in want}
         assert sent == {kind: sum(c.bytes for c in program.collectives if c.kind == kind) for kind, _, _ in want}
+
+
+@pytest.mark.parametrize(("mesh", "length", "size"), diagonal(MESHES, LENGTHS, [1, 3]))
+def test_heads_of_values_of_another_size(mesh: dict[str, int], length: int, size: int) -> None:
+    """As in multi-head latent attention, with the queries' scale: under the solver's plan, in a ring, with gathered keys and others."""
+    model, graph = traced(length, 2, True, size)
+    want = one_device(model, inputs(length))
+    annotated = annotate(graph, Mesh(mesh))
+    plans = [plan_graph(graph, Mesh(mesh), Request()), plan_of(graph, Mesh(mesh), ring, 0), plan_of(graph, Mesh(mesh), gathered, 0)]
+    for plan in (*plans, *(random_graph_plan(annotated, seed) for seed in range(3))):
+        program = lower_plan(graph, plan)
+        assert_equal_to_one_device(simulate_program(program, program_values(program, model, inputs(length))), want)
+        assert plan is not plans[1] or "shift" in {c.kind for c in program.collectives}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

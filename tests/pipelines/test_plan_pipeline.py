@@ -19,7 +19,7 @@ from fxshard.mesh.mesh import Mesh
 from fxshard.pipelines.plan import PipelinePlan, inner_mesh
 from fxshard.pipelines.prices import examples
 from fxshard.pipelines.split import split_layers
-from tests.pipelines.test_split import Net, arguments
+from tests.pipelines.test_split import AllTwice, Net, Repeated, arguments
 
 MESH = fxshard.Mesh({"pp": 2, "dp": 2})
 
@@ -146,6 +146,14 @@ def test_keyword_arguments_are_taken_as_plan_takes_them() -> None:
         fxshard.plan_pipeline(Net(), (tokens,), MESH, microbatches=4, **unknown)
 
 
+def test_layers_that_are_called_again_stay_in_one_stage() -> None:
+    class Pairs(Repeated):
+        together = 2
+
+    plan = fxshard.plan_pipeline(Pairs(6), arguments()[:1], fxshard.Mesh({"pp": 3, "dp": 2}), microbatches=4, cache=False)
+    assert [stage.layers for stage in plan.stages] == [("layers.0", "layers.1"), ("layers.2", "layers.3"), ("layers.4", "layers.5")]
+
+
 def test_what_pipelines_do_not_support_is_refused() -> None:
     args = arguments()
 
@@ -154,6 +162,8 @@ def test_what_pipelines_do_not_support_is_refused() -> None:
 
     with pytest.raises(PlanError, match=r"share a parameter, embedding.weight = head.weight, read with layers.0 and with layers.3"):
         plan(Net(tied=True))
+    with pytest.raises(PlanError, match=r"share a parameter, layers.0.norm.weight, read with layers.0 and with layers.3"):
+        plan(AllTwice(), given=args[:1])
     with pytest.raises(PlanError, match="1 is a BatchNorm1d"):
         plan(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), given=(torch.rand(4, 4),))
     with pytest.raises(PlanError, match=r"Linear has no list of layers"):

@@ -75,6 +75,50 @@ def test_a_chain_of_stages_computes_what_the_model_does(before: list[str]) -> No
         assert parameter.grad is not None and torch.allclose(parameter.grad, gradients[name], rtol=1e-12), name
 
 
+class Repeated(Net):
+    """The layers of a group of ``together`` run one after the other, then once more, before those of the next group."""
+
+    together = 1
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        first = x = self.embedding(tokens)
+        mask = torch.zeros((), dtype=torch.bool)
+        for start in range(0, len(self.layers), self.together):
+            for _ in range(2):
+                for layer in self.layers[start : start + self.together]:
+                    x = layer(x, self.angles.sin(), mask, first)
+        return self.head(x)
+
+
+class AllTwice(Repeated):
+    together = 4
+
+
+def test_calls_of_a_layer_within_a_stage_share_its_parameters() -> None:
+    model, (tokens, _, _) = Repeated().double(), arguments()
+    want = model(tokens)
+    want.square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    stages = split(model, (tokens,), {}, ["layers.2"])
+    held = [dict(stage.module.named_parameters(remove_duplicate=False)) for stage in stages]
+    assert [name for one in held for name in one] == [name for name, _ in model.named_parameters()]
+    assert all(p is model.get_parameter(name) for one in held for name, p in one.items())
+    (found,) = run(stages, (tokens,))
+    found.square().sum().backward()
+    assert torch.equal(found, want)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and torch.allclose(parameter.grad, gradients[name], rtol=1e-12), name
+
+
+def test_calls_of_a_layer_in_two_stages_are_refused() -> None:
+    tokens = arguments()[0]
+    with pytest.raises(
+        PlanError, match=r"share a parameter, layers.0.norm.weight, read with the first layer and with layers.2\n.*call each"
+    ):
+        split(AllTwice(), (tokens,), {}, ["layers.2"])
+
+
 def test_values_pass_through_and_constants_are_computed_in_each_stage() -> None:
     stages = split(Net(), arguments(), {}, ["layers.1", "layers.3"])
     assert [[(v.shape, v.trains) for v in stage.inputs] for stage in stages[1:]] == 2 * [

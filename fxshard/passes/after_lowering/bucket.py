@@ -84,12 +84,19 @@ def buckets(program: ShardedProgram) -> list[Bucket]:
         one = program.collectives[k]
         if not _is_worth_merging(program, one):
             continue
-        key = (node in first, one.kind, one.axis, one.dtype, node.args[1] if one.kind in REDUCING else None)
+        key = (node in first, one.kind, one.axis, one.dtype, _form(one, node))
         into = current.get(key)
         if into is None or _is_full(program, into) or not _join(program, graphs, into, k, began):
             current[key] = Bucket([k])
             found.append(current[key])
     return found
+
+
+def _form(one: ProgramCollective, node: fx.Node) -> Any:
+    """What members of a bucket must have in common besides: the reduction, or the rows of an all-to-all and how many go to each rank."""
+    if one.kind == "all_to_all":
+        return one.shape[0], *map(tuple, node.args[1:3])
+    return node.args[1] if one.kind in REDUCING else None
 
 
 def _is_worth_merging(program: ShardedProgram, one: ProgramCollective) -> bool:

@@ -20,6 +20,7 @@ from fxshard.graph.call import Call, calls_of
 from fxshard.graph.planning_graph import UNKNOWN, PlanningGraph, operands, outputs_of, plain_shape, planned_nodes, producer, source_line
 from fxshard.layout.layouts import Layout, all_layouts, nested_chunk
 from fxshard.mesh.mesh import Mesh
+from fxshard.passes.annotation.expert_ids import check_expert_ids
 from fxshard.passes.annotation.expert_values import expert_nodes
 from fxshard.passes.annotation.fusion import Weights, traffic_of
 from fxshard.passes.annotation.identity_cache import IdentityCache
@@ -89,9 +90,11 @@ def annotate(
 
     For a graph with dynamic dims, only specs that are legal at other sizes too: those that fit the example by chance are dropped.
     ``sampled``: the sizes over which prices are averaged, by default the graph's own; ``largest``: the sizes for which memory is counted.
-    Specs are legal at all of these. Raises SizesError for sizes that violate the trace's guards.
+    Specs are legal at all of these. Raises SizesError for sizes that violate the trace's guards, TraceError if rows of experts that were
+    sent with different ids meet.
     """
     found = _annotated(graph, mesh, graph.family)
+    check_expert_ids(graph, found.specs, found.calls)
     if graph.family is None:
         return found
     family, example = graph.family, tuple(graph.family.example.items())

@@ -8,7 +8,8 @@ from fxshard.graph.call import Call
 from fxshard.graph.planning_graph import PlanningGraph, operands, planned_nodes, producer
 
 START = "fxshard.to_experts.default"
-ENDS = ("fxshard.from_experts.default", "fxshard.expert_outer.default")
+END = "fxshard.from_experts.default"
+ENDS = (END, "fxshard.expert_outer.default")
 """Their results are in the order of tokens, or the gradients of matrices."""
 
 

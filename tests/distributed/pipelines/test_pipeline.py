@@ -26,7 +26,7 @@ from fxshard.errors import OptionError, PlanError, RunError
 from fxshard.pipelines.stage import ShardedStage
 from fxshard.runtime.ranks.record import record_collectives
 from tests.distributed.scenarios import on_ranks
-from tests.pipelines.test_split import Net
+from tests.pipelines.test_split import Net, Repeated
 
 pytestmark = pytest.mark.distributed
 MICROBATCHES = 4
@@ -130,6 +130,13 @@ def tensor_parallel() -> None:
     trained(Loss(), sgd, ScheduleGPipe, lambda loss, _: loss, 3, clip=(0.5, math.inf), parallel={"dp": fxshard.TensorParallel()})
 
 
+def repeated() -> None:
+    """Each layer is called twice, within its stage."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    trained(Repeated(), torch.optim.AdamW, Schedule1F1B, mean_loss, 1, parallel={"dp": fxshard.FullyShard()}, cache=False)
+
+
 def refused() -> None:
     device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     model, tokens = Logits(), torch.randint(0, 11, (2, 5))
@@ -191,4 +198,4 @@ def a_stage_fails() -> None:
         fxshard.pipeline(Logits(), (torch.randint(0, 11, (2, 5)),), device_mesh, microbatches=4, compiler="eager")
 
 
-found, test_four_ranks = on_ranks(4, fully_sharded, interleaved, tensor_parallel, refused, a_stage_fails, by_name)
+found, test_four_ranks = on_ranks(4, fully_sharded, interleaved, tensor_parallel, repeated, refused, a_stage_fails, by_name)

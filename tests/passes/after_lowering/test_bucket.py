@@ -15,6 +15,10 @@ from fxshard.passes.lowering.lower import lower
 from fxshard.passes.pipeline import Request, plan_graph
 from fxshard.passes.trace.trace import trace
 from fxshard.program.sharded_program import ShardedProgram
+from fxshard.runtime.simulate.simulate import simulate_program
+from fxshard.runtime.simulate.values import program_values
+from fxshard.testing.compare import assert_equal_to_one_device, one_device
+from tests.mixture import Mixture
 
 
 class LongAndShort(nn.Module):
@@ -53,3 +57,22 @@ def test_pieces_stay_apart() -> None:
     assert len(bucket(before).collectives) == 1
     merged = bucket(cut_program(before, {0: Choice(0, 2), 1: Choice(0, 2)}))
     assert [len(set(c.serves)) for c in merged.collectives] == [len(c.serves) for c in merged.collectives] == [1, 2, 1]
+
+
+class Labelled(Mixture):
+    """Integers that change their layout, beside the numbers of rows for each expert."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return super().forward(x), labels.t()
+
+
+def test_only_all_to_alls_of_one_form_are_merged() -> None:
+    """Those of labels send one row to each rank, those of numbers of rows one for each of its experts."""
+    model = Labelled(6, 2).double()
+    args = (torch.rand(8, 8, dtype=torch.float64), torch.arange(32).view(8, 4))
+    graph = trace(model, args, train=False)
+    pins = {"up": "S(0)", "down": "S(0)", "to_experts*": ("P(experts)", "P(experts)")}
+    request = Request(pins=pins, input_layouts="S(0)", output_layouts={"outputs[0]": "S(0)", "outputs[1]": "S(0)"})
+    program = bucket(lower(graph, plan_graph(graph, Mesh({"ep": 2}, hardware="cpu"), request)))
+    found = simulate_program(program, program_values(program, model, args, {}))
+    assert_equal_to_one_device(found, one_device(model, args, {}, train=False), 1e-9)

@@ -187,7 +187,12 @@ def _sdpa(
     if attn_mask is not None and attn_mask.dim() < 4:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     grouped = enable_gqa and query.shape[1] != key.shape[1]
-    return torch.ops.fxshard.sdpa(query, key, value, attn_mask, is_causal, scale, grouped)[0]
+    own, size, wide = query.shape[-1], value.shape[-1], max(query.shape[-1], value.shape[-1])
+    if own != size:  # zeros change neither scores nor, once they are cut off, results
+        scale = 1 / math.sqrt(own) if scale is None else scale
+        query, key, value = (F.pad(t, (0, wide - t.shape[-1])) if t.shape[-1] != wide else t for t in (query, key, value))
+    out = torch.ops.fxshard.sdpa(query, key, value, attn_mask, is_causal, scale, grouped)[0]
+    return out if size == wide else out[..., :size].contiguous()
 
 
 def _one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -200,8 +205,9 @@ def _one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _fits_kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gqa: bool) -> bool:
-    """Whether the kernels support these shapes; the kernels neither broadcast nor check shapes."""
-    if any(t.dim() != 4 for t in (q, k, v)) or q.shape[-1] != v.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+    """Whether the kernels support these shapes, once heads of values have the size of those of keys; they neither broadcast nor check
+    shapes."""
+    if any(t.dim() != 4 for t in (q, k, v)) or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
         return False
     return q.shape[1] == k.shape[1] or (gqa and q.shape[1] % k.shape[1] == 0)
 

@@ -68,9 +68,25 @@ def test_attention_is_one_node(q: tuple[int, ...], k: tuple[int, ...], options: 
     assert {"fxshard.sdpa.default", "fxshard.sdpa_backward.default"} <= found
 
 
+OTHER_VALUES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "smaller": (K, (2, 4, 7, 3), {}),
+    "larger, with a scale": (K, (2, 4, 7, 9), {"scale": 0.3}),
+    "larger, causal": (K, (2, 4, 7, 9), {"is_causal": True}),
+    "grouped": ((2, 2, 7, 6), (2, 2, 7, 3), {"enable_gqa": True}),
+    "masked": (K, (2, 4, 7, 3), {"attn_mask": NOTHING_KEPT}),
+    "three dims": ((4, 7, 6), (4, 7, 3), {}),
+}
+
+
+@pytest.mark.parametrize(("k", "v", "options"), OTHER_VALUES.values(), ids=OTHER_VALUES)
+def test_attention_with_values_of_another_size_is_one_node(k: tuple[int, ...], v: tuple[int, ...], options: dict[str, Any]) -> None:
+    q: tuple[int, ...] = Q if len(k) == 4 else Q[1:]
+    found = check(lambda q, k, v: SDPA(q, k, v, **options), real(*q), real(*k), real(*v, seed=1))
+    assert {"fxshard.sdpa.default", "fxshard.sdpa_backward.default"} <= found
+
+
 PLAIN: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "five dims": ((2, 1, 2, 5, 6), (2, 1, 2, 7, 6), (2, 1, 2, 7, 6), {}),
-    "another size of v": (Q, K, (2, 4, 7, 3), {}),
     "v for all heads": (Q, (2, 4, 7, 6), (2, 1, 7, 6), {}),
     "all dropped": (Q, K, K, {"dropout_p": 1.0}),
     "three dims, dropout": ((4, 5, 6), (4, 7, 6), (4, 7, 6), {"dropout_p": 1.0}),
