@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor as AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
@@ -38,6 +39,16 @@ IS_ANY_TRUE = torch.ops.aten._is_any_true.default
 def handle_dtensors(op: Any, handler: Callable[[Any, Sequence[Any], Any], Any]) -> None:
     """From now on ``op`` on DTensors calls ``handler(op, args, kwargs)``; torch's ``loss_parallel`` registers its operators likewise."""
     DTensor._op_dispatcher._custom_op_handlers[op] = handler
+
+
+def handler_of(op: Any) -> Callable[[Any, Sequence[Any], Any], Any] | None:
+    """The handler that ``op`` on DTensors calls; None for an operator without one."""
+    return DTensor._op_dispatcher._custom_op_handlers.get(op)
+
+
+def is_captured(value: DTensor) -> bool:
+    """Whether ``value`` stands for a DTensor while a graph is captured: its local tensor is a fake."""
+    return isinstance(value._local_tensor, FakeTensor)
 
 
 def spec_or_none(value: torch.Tensor) -> Any:

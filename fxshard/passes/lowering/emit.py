@@ -191,7 +191,8 @@ def to_partial(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     if neutral is None:
         return x, None
     first = local.emit(aten.eq.Scalar, local.axis_index(step.axis), 0)
-    return local.emit(aten.where.ScalarOther, first, x, neutral), None
+    truth = x.meta["val"].dtype == torch.bool  # beside a number, the result of where would be numbers
+    return local.emit(aten.where.ScalarOther, first, x, bool(neutral) if truth else neutral), None
 
 
 _EMIT = {

@@ -38,7 +38,7 @@ NESTED = (
 )
 NO_LOCAL_MESH = (
     "the tensor is whole while the model is traced; tensors know a mesh there if the parameters are DTensors on one. Keep the mesh as an "
-    "attribute of the model, and give it to local_map (device_mesh=) too"
+    "attribute of the model. If it is a local_map region without device_mesh, give it one"
 )
 CACHE_MADE = "the model makes a cache of keys and values that its results hold: pass use_cache=False, as in training, or pass a cache to it"
 REMEDIES = {

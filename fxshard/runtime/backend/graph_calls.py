@@ -95,6 +95,8 @@ def _call(node: fx.Node, kind: str, value: Any) -> DTensorCall:
             raise _refused(node, kind, f"{name} changes a dtype", "convert the tensor before it")
     whole = kind == "full_tensor"
     layout = _layout(node, kind, [Replicate()] * value.device_mesh.ndim if whole else value.placements)
+    if kind in ("to_local", LOCAL):
+        _check_pending(node, kind, source, layout)
     chosen: Any = node.kwargs.get("grad_placements")
     gradient = of_gradient(layout) if chosen is None else _layout(node, kind, chosen)
     mesh = captured_mesh(value)
@@ -103,6 +105,17 @@ def _call(node: fx.Node, kind: str, value: Any) -> DTensorCall:
         what = f"grad_placements is {gradient}, so that the gradient would have another shape than the local tensor ({layout})"
         raise _refused(node, kind, what, "name the same sharded dims")
     return DTensorCall(node, kind, source, layout, gradient, parts, mesh, chosen is not None)
+
+
+def _check_pending(node: fx.Node, kind: str, source: fx.Node, layout: Layout) -> None:
+    """Raises TraceError for this rank's part of a computed average, maximum, minimum or product that is pending in eager execution: a plan
+    may finish it, and parts of it do not add up as those of a sum do. What ``from_local`` or an argument gives stays as it is."""
+    pending = next((p for p in layout if isinstance(p, Partial) and p.reduce_op != "sum"), None)
+    given = source.op == "placeholder" or getattr(source.target, "__qualname__", "") == "DTensor.from_local"
+    if pending is not None and not given:
+        what = f"the value is pending as {Layout([pending])}, and the plan may reduce it, so that each rank would have another part of it"
+        remedy = "redistribute to Replicate or Shard first, or return the DTensor; for what this rank computes alone, call to_local before"
+        raise _refused(node, kind, what, remedy + " the reduction")
 
 
 def _layout(node: fx.Node, kind: str, placements: Sequence[Placement]) -> Layout:

@@ -216,12 +216,14 @@ def _backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """``gradients`` without two in the same memory, as those of two biases that are added: autograd adds later ones to each in place."""
+    """``gradients`` without two in the same memory, as those of two biases that are added, or two elements, as those of a sum, which are
+    expanded: autograd adds later ones to each in place, and does not look into a DTensor."""
     known: set[int] = set()
     out: list[torch.Tensor] = []
     for gradient in gradients:
         place = gradient.data_ptr() if gradient.numel() else 0
-        out.append(gradient.clone() if place in known else gradient)
+        shared = place in known or 0 in gradient.stride()
+        out.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
         if place:
             known.add(place)
     return out

@@ -34,7 +34,10 @@ from fxshard.text_table import number_runs
 PIECE = 1 << 20  # bytes in one value of the store; a TCPStore takes up to 8 MiB
 GRACE = 10.0  # seconds for steps that do not wait for user code: writing or reading an announced outcome
 TIMEOUT = 300.0
-OTHER_CALL = "run the same program on all ranks: the same models and graphs, called in the same order"
+OTHER_CALL = (
+    "run the same program on all ranks: the same models and graphs, called in the same order. Under torch.compile, a rank whose shard has "
+    "one row, or none, captures the function again by itself: pad the rows to two or more on each rank, or compile with dynamic=False"
+)
 MISSING = "look for an earlier error in the output of the missing ranks; if they are only slow, raise timeout (seconds)"
 UNFINISHED = "raise timeout (seconds, planning included), or plan ahead (`fxshard plan ... -o plan.json`) and pass plan="
 STORE_LOST_REMEDY = "look for the first error among all ranks: the process that holds the store (rank 0, or torchrun's agent) has ended"

@@ -200,6 +200,25 @@ def ranks_that_saw_other_sizes() -> None:
     assert len(made) == 1
 
 
+def shards_of_one_row() -> None:
+    """If only one rank's shard has one row, only that rank captures again: the error says so, and what to do helps."""
+
+    device_mesh = mesh()
+
+    def function(x: Tensor) -> Tensor:
+        return DTensor.from_local(x, device_mesh, [Replicate()]).redistribute(placements=[Shard(0)]).to_local()
+
+    sharded, wanted = compiled(function), [rows(count) for count in (4, 6, 5, 3)]
+    for x in wanted[:3]:
+        assert torch.equal(sharded(x), function(x))
+    with pytest.raises(RunError, match="a rank whose shard has one row, or none, captures the function again by itself"):
+        sharded(wanted[3])
+    torch._dynamo.reset()
+    sharded = compiled(function, False)
+    for x in wanted:
+        assert torch.equal(sharded(x), function(x))
+
+
 def tokens(length: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(length)
     return torch.randint(0, 64, (2, length), generator=draw), torch.randint(0, 64, (2, length), generator=draw)
@@ -227,5 +246,6 @@ found, test_two_ranks = two_ranks(
     dtensors,
     styles_of_torch_at_any_number_of_rows,
     ranks_that_saw_other_sizes,
+    shards_of_one_row,
     lengths_of_a_llama_through_inductor,
 )

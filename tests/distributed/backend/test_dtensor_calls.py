@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.utils.checkpoint import checkpoint
 
@@ -70,6 +70,8 @@ CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {
     "from_local_sharded": (lambda mesh, x: DTensor.from_local(x, mesh, S0) * 2, own(2, 6)),
     "from_local_computed": (lambda mesh, x: DTensor.from_local(torch.sin(x), mesh, S0).redistribute(placements=S1), own(2, 6)),
     "from_local_term": (lambda mesh, x: DTensor.from_local(x * 2, mesh, P).redistribute(placements=R).to_local() + x, own(2, 6)),
+    "from_local_average": (lambda mesh, x: DTensor.from_local(x * 2, mesh, [Partial("avg")]).to_local() * x, own(2, 6)),
+    "average_then_local": (lambda mesh, x: x.mean(0).redistribute(placements=R).to_local() * 2, dtensor(Shard(0), 4, 6)),
     "from_local_product": (
         lambda mesh, x, y: (DTensor.from_local(x, mesh, S0) @ DTensor.from_local(y, mesh, S1)).redistribute(placements=R).to_local(),
         both(own(2, 6), own(6, 2)),

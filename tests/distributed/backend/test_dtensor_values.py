@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tests.distributed.backend.dtensor_cases import S0, S1, Arguments, P, R, both, dtensor, own, run, same, whole
+from tests.distributed.backend.dtensor_cases import S0, S1, Arguments, P, R, both, dtensor, own, results_and_gradients, run, same, whole
 from tests.distributed.scenarios import cases_on_ranks
 
 pytestmark = pytest.mark.distributed
@@ -62,6 +62,9 @@ CASES: dict[str, tuple[Callable[..., Any], Arguments]] = {
     "several_results": (lambda mesh, x: (x.sum(), x.mean(0), *x.chunk(2, 1)), dtensor(Shard(0), 4, 6)),
     "written": (lambda mesh, x: x.mul_(2) + 1, lambda mesh: [dtensor(Shard(0), 4, 6)(mesh)[0].detach()]),
     "joined": (lambda mesh, x, y: torch.cat([x, y]), both(dtensor(Replicate(), 4, 6), dtensor(Replicate(), 2, 6))),
+    "any": (lambda mesh, x: ((x > 0.9).any(0), (x > 2).any(), (x > 0).any(1)), dtensor(Shard(0), 4, 6)),
+    "argmax": (lambda mesh, x: (x.argmax(0), x.argmin(), x.argmax(1), x * x.argmin(0, keepdim=True)), dtensor(Shard(0), 4, 6)),
+    "argmax_of_uneven": (lambda mesh, x: (x.argmax(0), x.argmin(1)), dtensor(Shard(0), 5, 6)),
     "sliced": (lambda mesh, x: x[:, 1:3] * 2, dtensor(Shard(0), 4, 6)),
 }
 DYNAMIC: dict[str, tuple[Callable[..., Any], Callable[[int], Arguments]]] = {
@@ -97,6 +100,20 @@ def written_later(*placements: Any) -> None:
         torch.testing.assert_close(have.full_tensor(), want.full_tensor(), rtol=1e-9, atol=1e-9)
 
 
+def expanded() -> None:
+    """Gradients whose elements are one number can be added to and written in place, as in eager execution."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    for function in (lambda x: x.sum(), lambda x: x.sum(0), lambda x: (x.sum(1), x.sum(0))):
+        results = []
+        for call in (function, torch.compile(function, backend="fxshard", options={"compiler": "eager", "timeout": 60.0})):
+            (x,) = dtensor(Shard(0), 4, 6)(mesh)
+            for _ in range(2):
+                results_and_gradients(call(x), [x])
+            x.grad.mul_(3)
+            results.append(x.grad)
+        torch.testing.assert_close(results[1].full_tensor(), results[0].full_tensor(), rtol=1e-9, atol=1e-9)
+
+
 def run_dynamic(name: str) -> None:
     """Three sizes, dynamic from the start."""
     mesh = DeviceMesh("cpu", [0, 1])
@@ -113,5 +130,6 @@ found, test_two_ranks = cases_on_ranks(
     2,
     {name: partial(run_case, name) for name in CASES}
     | {name: partial(run_dynamic, name) for name in DYNAMIC}
+    | {"expanded": expanded}
     | {f"written_later_{name}": partial(written_later, one) for name, one in (("rows", Shard(0)), ("whole", Replicate()))},
 )

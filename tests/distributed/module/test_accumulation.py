@@ -200,4 +200,33 @@ def equal_gradients() -> None:
         same(model, reference)
 
 
-found, test_two_ranks = two_ranks(replicated, sharded, compiled, any_order, in_the_first_step, equal_gradients)
+class Pooled(nn.Module):
+    """The gradient of the table is a row, expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.unread = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.table).sum(0)
+
+
+def expanded_gradients() -> None:
+    """As ``equal_gradients``, for gradients whose elements share memory."""
+    torch.set_default_dtype(torch.float64)
+    for parallelize in (
+        lambda model, x: fxshard.parallelize(model, (x,), mesh(), compiler="eager"),
+        lambda model, x: fxshard.parallelize_module(model, mesh(), "auto", compiler="eager"),
+    ):
+        torch.manual_seed(0)
+        model, x = Pooled(), torch.randn(4, 6)
+        reference = copy.deepcopy(model)
+        parallelize(model, x)
+        for m in (model, reference):
+            for _ in range(2):
+                m(x).square().sum().backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+        same(model, reference)
+
+
+found, test_two_ranks = two_ranks(replicated, sharded, compiled, any_order, in_the_first_step, equal_gradients, expanded_gradients)

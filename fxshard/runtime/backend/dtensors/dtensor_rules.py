@@ -6,18 +6,20 @@ itself are replicated there. Left out: operators that DTensor knows, draw random
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard._torch_compat import OpOverload, pytree
 from fxshard._torch_compat.dtensor.rules import dtensor_has_rule, dtensor_operators, is_spec, keep_from_decomposing
+from fxshard._torch_compat.dtensor.shards import handle_dtensors, handler_of, is_captured
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard._torch_compat.operators import ctc_loss_of_sequences, flash_attention_on_cpu, is_composite, schema_of
 from fxshard.errors import RuleError
@@ -49,6 +51,8 @@ IN_PLACE = (
 )
 """Operators that torch refuses, and would decompose into operators that we register. They stay refused: in eager execution a view of
 a sharded dim (``x[0]``) is a redistributed copy, and a write to it would be lost. (Dynamo cannot capture them on DTensors.)"""
+EXTREMES = (torch.ops.aten.argmax.default, torch.ops.aten.argmin.default)
+"""Operators that return an index along a dim, which may be sharded."""
 Option = tuple[list[Placement | None], list[Placement | None]]
 """Placements of the results and of the arguments, on one axis."""
 
@@ -57,7 +61,21 @@ def register_with_dtensor() -> None:
     for op in operators_without_rule():
         register_sharding(op)(DTensorRule(op))
     known = dtensor_operators()
+    for op in EXTREMES:
+        if (handler := handler_of(op)) is not None:
+            handle_dtensors(op, partial(_extreme, handler))
     keep_from_decomposing({op for op in map(_operator, IN_PLACE) if op is not None and str(op) not in known}, _would_be_lost)
+
+
+def _extreme(handler: Callable[..., Any], op: OpOverload, args: Sequence[Any], kwargs: Any) -> Any:
+    """``op`` by torch's ``handler``. While Dynamo captures a graph, on a tensor that is whole along the dim: along a sharded one, the
+    handler adds this rank's offset to the indices, a number that Dynamo does not know, so that it would break the graph."""
+    value, *rest = args
+    if isinstance(value, DTensor) and is_captured(value):
+        dim = rest[0] if rest else kwargs.get("dim")
+        kept = [type(p) is Shard and dim is not None and p.dim != dim % value.ndim for p in value.placements]
+        value = value.redistribute(placements=[p if keep else Replicate() for p, keep in zip(value.placements, kept, strict=True)])
+    return handler(op, (value, *rest), kwargs)
 
 
 def _would_be_lost(op: OpOverload) -> RuleError:

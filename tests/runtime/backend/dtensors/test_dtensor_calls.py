@@ -44,6 +44,10 @@ def test_calls_that_a_plan_cannot_express(mesh: DeviceMesh) -> None:
         ("forward_dtype changes a dtype", lambda d: d.redistribute(placements=R, forward_dtype=torch.bfloat16), d),
         ("grad_placements is R", lambda d: (d * 2).to_local(grad_placements=R) * 2, sharded(mesh, 2, 4).requires_grad_()),
         ("shards of different sizes", lambda x: DTensor.from_local(x, mesh, S0, shape=torch.Size((3, 4)), stride=(4, 1)) * 2, x),
+        ("the value is pending as P(avg)", lambda d: d.mean(0).to_local() * 2, d),
+        ("the value is pending as P(max)", lambda d: d.amax(0)._local_tensor * 2, d),
+        ("the value is pending as P(min)", lambda d: d.amin(0).to_local() * 2, sharded(mesh, 2, 4).requires_grad_()),
+        ("the value is pending as P(product)", lambda d: (d > 0).all(0).to_local(), d),
         ("a policy for selective checkpointing", lambda d: selective(lambda d: d.to_local() * 2, d), d),
     ]
     for said, function, arg in cases:
