@@ -223,7 +223,7 @@ def _apart(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     for gradient in gradients:
         place = gradient.data_ptr() if gradient.numel() else 0
         shared = place in known or 0 in gradient.stride()
-        out.append(gradient.clone(memory_format=torch.contiguous_format) if shared else gradient)
+        out.append(gradient.clone() if shared else gradient)
         if place:
             known.add(place)
     return out
