@@ -76,6 +76,8 @@ class Request:
     written: frozenset[Attribute] = frozenset()
     parallel: Mapping[str, AxisPlan] = field(default_factory=dict)
     offload: Any = None
+    returned_whole: frozenset[str] = frozenset()
+    """As in ``Constraints``: names of inputs."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def _constrain(c: Compilation) -> tuple[Compilation, str]:
         optimizer=r.optimizer,
         parallel=r.parallel,
         offload=r.offload,
+        returned_whole=r.returned_whole,
     )
     if found.communication and r.sampled:
         what = f"{found.communication[0]} counts bytes at one size, and example_sizes names {len(r.sampled)}"
@@ -286,7 +289,7 @@ def run(passes: Sequence[Pass], state: Compilation, dump: Dump = None) -> Compil
 
 NOT_IN_CACHE_KEY = (
     *("model", "args", "kwargs", "mixed_precision", "input_layouts", "output_layouts", "pins", "constraints"),
-    *("memory_limit", "optimizer", "cache", "rng", "without", "offload"),
+    *("memory_limit", "optimizer", "cache", "rng", "without", "offload", "returned_whole"),
 )
 """Fields of a request that the graph and the constraints already contain, or that do not affect the plan."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from typing import Any
 
@@ -255,6 +256,7 @@ def test_styles_that_match_nothing_or_cannot_be_laid_out_are_logged(caplog: pyte
     fxshard.plan(model, (tokens,), fxshard.Mesh({"tp": 2}), train=False, parallel={"tp": styles}, cache=False)
     said = " ".join(r.getMessage() for r in caplog.records)
     assert "'layers.*.self_attn.qkv_proj', which matches no module" in said and "does not take" in said
+    assert re.search(r"which matches no module or parameter of the model; did you mean '[a-z.]*layers.\d.self_attn.\w+_proj'", said)
 
 
 def test_what_is_pinned_counts_instead() -> None:

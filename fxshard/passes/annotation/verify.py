@@ -212,7 +212,11 @@ def _check_steps(move: Redistribution, value: fx.Node, given: Set[Layout | None]
 
 
 def _check_results(graph: PlanningGraph, plan: ShardingPlan, deferred: bool) -> None:
-    """Raises PlanError for a pending result, a gradient or mutated buffer laid out unlike its input, or a tangent unlike its output."""
+    """Raises PlanError for a pending result, a gradient or mutated buffer laid out unlike its input, or a tangent unlike its output.
+
+    Those of the model's arguments may be whole instead.
+    """
+    arguments = {end.name for end in graph.inputs_of("input")}
     layouts = {end.name: plan.specs[end.node].outputs[0] for end in graph.inputs}
     output = graph.module.graph.output_node()
     for end, node, layout in zip(graph.outputs, operands(output), plan.specs["output"].inputs, strict=True):
@@ -222,6 +226,8 @@ def _check_results(graph: PlanningGraph, plan: ShardingPlan, deferred: bool) -> 
             remedy = "outputs can be replicated or sharded"
             raise PlanError(f"{end.kind} {end.name} is left pending ({layout})", where=_where(node), remedy=remedy)
         twin = end.tangent or end.name
+        if layout.is_replicated and end.name in arguments:
+            continue
         if twin in layouts and layout != layouts[twin]:
             what = f"{end.kind} {end.name} has layout {layout}, {'its tangent' if end.kind == 'output' else 'its input'} {layouts[twin]}"
             raise PlanError(what, where=_where(node), remedy="plan again")

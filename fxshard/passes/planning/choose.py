@@ -204,9 +204,9 @@ def _decision(graph: PlanningGraph, formulation: Formulation, choices: Sequence[
 
 
 def _returned(graph: PlanningGraph, specs: Specs, results: Mapping[int, Layout]) -> tuple[Layout, ...]:
-    """Layouts of all results: gradients and mutated buffers take those of their inputs."""
+    """Layouts of all results: gradients and mutated buffers take those of their inputs, unless they are results of their own."""
     nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
-    return tuple(results[k] if o.kind == "output" else specs[nodes[o.name]].outputs[0] for k, o in enumerate(graph.outputs))
+    return tuple(results[k] if k in results else specs[nodes[o.name]].outputs[0] for k, o in enumerate(graph.outputs))
 
 
 def write_plan(

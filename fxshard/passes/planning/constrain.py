@@ -62,6 +62,8 @@ class Constraints:
     """Blocks that must be recomputed, whether that saves memory or not."""
     reads: Mapping[str, tuple[tuple[int, Condition], ...]] = field(default_factory=dict)
     offload: Offloading = field(default_factory=Offloading)
+    returned_whole: frozenset[str] = frozenset()
+    """Inputs whose gradients and new values are returned replicated, in whichever layout the inputs are: those of plain tensors."""
 
 
 def constraints_of(
@@ -76,6 +78,7 @@ def constraints_of(
     optimizer: Any = None,
     parallel: Parallel | None = None,
     offload: Any = None,
+    returned_whole: frozenset[str] = frozenset(),
 ) -> Constraints:
     """Reads the user's constraints; raises ConstraintError for names that match nothing and LayoutError for bad layouts."""
     reader = _Reader(graph, mesh)
@@ -84,7 +87,8 @@ def constraints_of(
     specs: Mapping[str, OpSpec] = {}
     if isinstance(pins, ShardingPlan):
         specs = _plan_pins(graph, mesh, pins)
-        for name, condition in _follow_inputs(graph, specs):
+        returned_whole |= _returned_whole(graph, specs)
+        for name, condition in _follow_inputs(graph, specs, returned_whole):
             reader.add(Place(name), condition)
     elif not isinstance(pins or {}, Mapping) or not all(isinstance(name, str) for name in pins or {}):
         remedy = "give {'layers.*.weight': 'RS(0)'}, or a ShardingPlan"
@@ -99,7 +103,8 @@ def constraints_of(
     kept = Optimizer.of(optimizer)
     redone = frozenset(pins.recomputed) if isinstance(pins, ShardingPlan) else frozenset()
     said = (tuple(reader.equal), tuple(reader.communication), kept, redone)
-    return Constraints(reader.values, reader.results, specs, limit, *said, reader.reads, _offloading(graph, mesh, offload, pins))
+    others = reader.reads, _offloading(graph, mesh, offload, pins), returned_whole
+    return Constraints(reader.values, reader.results, specs, limit, *said, *others)
 
 
 def _offloading(graph: PlanningGraph, mesh: Mesh, given: Any, pins: Any) -> Offloading:
@@ -452,12 +457,19 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
     return specs
 
 
-def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> Iterator[tuple[str, Condition]]:
+def _returned_whole(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> frozenset[str]:
+    """The inputs that the plan shards, while their gradients or new values are whole."""
+    sharded = {i.name for i in graph.inputs_of("input") if i.node in specs and not specs[i.node].outputs[0].is_replicated}
+    returned = zip(graph.outputs, specs["output"].inputs if "output" in specs else (), strict=False)
+    return frozenset(end.name for end, layout in returned if end.kind != "output" and end.name in sharded and layout.is_replicated)
+
+
+def _follow_inputs(graph: PlanningGraph, specs: Mapping[str, OpSpec], whole: frozenset[str]) -> Iterator[tuple[str, Condition]]:
     """If the plan fixes the layout of a returned gradient or mutated buffer, its input must have that layout."""
     if "output" in specs:
         nodes = {i.name: i.node for i in graph.inputs if i.kind in ("parameter", "buffer", "input")}
         for end, layout in zip(graph.outputs, specs["output"].inputs, strict=True):
-            if end.kind != "output":
+            if end.kind != "output" and end.name not in whole:
                 yield nodes[end.name], Condition(layout, f"{end.kind} {end.name}: {layout} of the plan given as pins")
 
 

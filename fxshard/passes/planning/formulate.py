@@ -5,7 +5,8 @@ Variables: one per node (its OpSpec) and one per returned output (its layout).
 - transfer from a producer to all readers of a value: price of the cheapest redistribution (``redistribution.PathTable``), paid once per
   distinct layout that is read, less the part hidden beside compute (``overlap``). With several sizes, both are means (``prices``).
 - parts of one operator (``groups``): one variable for all, which also pays for the reductions between them.
-- a gradient is returned in its parameter's layout, a mutated buffer in the buffer's; a tangent has the layout of its output.
+- a gradient is returned in its parameter's layout, a mutated buffer in the buffer's, those of plain inputs whole (``returned_whole``); a
+  tangent has the layout of its output.
 - equalities: an edge from each tensor to the first; limits on communication: a row each (``communication_limits``).
 - a memory limit: the bytes of values and of their redistributed copies over their lifetimes (``memory_use``). A node's state then also
   says whether it is recomputed (``modes``), and one variable per block makes its nodes agree.
@@ -285,6 +286,8 @@ class _Builder:
         whole = self.constraints.specs.get("output")
         for index, (end, node) in enumerate(zip(self.graph.outputs, returned, strict=True)):
             if end.kind != "output":
+                if end.name in self.constraints.returned_whole:
+                    self.result_vars[index] = (self._variable(f"{end.kind} {end.name}", np.zeros(1)), (Layout.replicated(self.mesh.ndim),))
                 continue
             layouts = self._returnable(node)
             requirements = [(pin.user_text, pin.admits) for pin in self.constraints.results.get(index, ())]
@@ -317,11 +320,10 @@ class _Builder:
         return {name: tuple(readers) for name, readers in found.items()}
 
     def _returned(self, index: int) -> Reader:
-        """An output is read in its own variable's layout, a gradient or mutated buffer in that of its input."""
+        """A result is read in its own variable's layout if it has one, else, as a gradient or mutated buffer, in that of its input."""
+        if index in self.result_vars:
+            return Reader(*self.result_vars[index], "output", index)
         end = self.graph.outputs[index]
-        if end.kind == "output":
-            var, layouts = self.result_vars[index]
-            return Reader(var, layouts, "output", index)
         kinds = ("parameter", "buffer", "input")
         node = next(i.node for i in self.graph.inputs if i.name == end.name and i.kind in kinds)
         var, specs = self.node_vars[node]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from fxshard.errors import closest
 from fxshard.graph.planning_graph import PlanningGraph, example_shape
 from fxshard.layout.layouts import Layout, placement_str
 from fxshard.mesh.mesh import Mesh
@@ -90,4 +91,5 @@ def warn_of_unmatched(graph: PlanningGraph, parallel: Parallel, mesh: Mesh) -> N
     names |= {name.rpartition(".")[0] for name in names}
     for axis, plan in parallel.items():
         for glob in plan.unmatched(names) if mesh.shape[mesh.axis(axis)] > 1 else ():
-            log.warning("parallel[%r] names %r, which matches no module or parameter of the model", axis, glob)
+            close = closest(glob, [*sorted(names), *sorted({name.rpartition(".")[2] for name in names})])
+            log.warning("parallel[%r] names %r, which matches no module or parameter of the model%s", axis, glob, close)

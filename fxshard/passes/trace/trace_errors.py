@@ -53,6 +53,8 @@ DATA_DEPENDENT = {
     "DataDependentOutputException": "turns data into a Python number",
 }
 """Explanations for torch's exceptions whose message is only an operator's name."""
+REGION_SIZE = r"'LazyProxy' object has no attribute 'node'|wrap <class 'torch\.SymInt'>"
+"""Dynamo's messages for a size that it cannot pass into a ``local_map`` region."""
 NO_FAKE = r"no fake impl registered for <CustomOpDef\((\S+)\)>|(\S+): attempted to run .* with Meta tensors, but there was no fake impl"
 NO_BACKWARD = r"backward through (\S+) but no autograd formula"
 """torch's messages for the user's operators without a fake implementation or a backward; the group is the operator's name."""
@@ -78,7 +80,7 @@ def readable_errors(what: str, remedy: str = GRAPH_BREAKS) -> Iterator[None]:
     except FxshardError:
         raise
     except Exception as error:
-        incomplete = _operator_error(error)
+        incomplete = _operator_error(error) or _region_error(error)
         usual = DEVICE_MESH if NO_MESH in str(error) else remedy
         where = _user_line(error) or what
         known = _known_remedy(where) or _known_remedy(_causes(error)) or usual
@@ -114,6 +116,13 @@ def _operator_error(error: BaseException | None) -> tuple[str, str] | None:
             return f"the operator {backward[1]} has no backward", remedy
         error = error.__cause__ or error.__context__
     return None
+
+
+def _region_error(error: Exception) -> tuple[str, str] | None:
+    """As ``_operator_error``, for a ``local_map`` region with sizes that may change."""
+    if not re.search(REGION_SIZE, str(error)) or "local_map" not in _causes(error):
+        return None
+    return "torch captures a local_map region for one size only", "leave the dims of its arguments static: each size has its own program"
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ class _GraphRequest(RequestBuilder):
         inputs |= self._worded([name for name in inputs if not isinstance(self.named[name], DTensor)])
         self._check_worded()
         own = {i.name: self._own(i) for i in self.graph.inputs if i.kind in ("parameter", "buffer")}
-        request = self.request(inputs, outputs, {**pins, **own}, self._sampled(first))
+        request = self.request(inputs, outputs, {**pins, **own}, self._sampled(first), self.named)
         self._check_fixed((f"input_layouts[{name!r}]", name, layout) for name, layout in request.input_layouts.items())
         return replace(request, parallel=self.options.words)
 

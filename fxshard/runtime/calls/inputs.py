@@ -136,6 +136,7 @@ Read = Callable[[torch.Tensor], torch.Tensor]
 def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
     """A function from a user's tensor to the tensor that the program reads: a DTensor unchanged, this rank's shard of a plain one.
 
+    A shard of a plain tensor that needs a gradient is a DTensor: the program returns the gradient of the whole tensor.
     The function raises PlanError for a DTensor in another layout than the planned one, RunError for a tensor without memory.
     """
     placements, device, whole = tuple(layout), bound.device, layout.is_replicated
@@ -146,7 +147,11 @@ def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
         check_has_data("input", name, value)
         if not isinstance(value, DTensor):
             moved = value.to(device)
-            return moved if whole else scatter(moved.detach(), layout, bound.program.mesh, bound.coordinate)
+            if whole:
+                return moved
+            if moved.requires_grad and torch.is_grad_enabled():
+                return _Distributed.apply(moved, layout, bound)
+            return scatter(moved.detach(), layout, bound.program.mesh, bound.coordinate)
         if value.placements != placements and not has_layout(value, layout):
             raise PlanError(
                 f"{name} is a DTensor in {Layout(value.placements)}, the plan reads it in {layout}",
@@ -155,6 +160,18 @@ def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
         return value
 
     return read
+
+
+class _Distributed(torch.autograd.Function):
+    """A plain tensor, equal on all ranks, as a DTensor, whose gradient the program returns whole."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, layout: Layout, bound: BoundProgram) -> DTensor:
+        return as_dtensor(scatter(value.detach(), layout, bound.program.mesh, bound.coordinate), bound.device_mesh, layout, value.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[torch.Tensor, None, None]:
+        return gradient.to_local(), None, None
 
 
 def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram, distributed: bool) -> torch.Tensor:
@@ -196,11 +213,12 @@ def check_plain_results(
         if layout.is_replicated or end.name in shared or kinds.get(end.name) == "parameter":
             continue
         if end.kind == "output":
-            remedy = f"fxshard.plan(..., output_layouts={whole!r}), or pass DTensors (fxshard.local_batch): then outputs are DTensors"
+            remedy = f"plan with output_layouts={whole!r}, or pass DTensors (fxshard.local_batch): then outputs are DTensors"
             raise PlanError(f"{end.name} is planned in {layout}, but returned as a plain tensor, so it must be replicated", remedy=remedy)
         what = "its gradient" if end.kind == "gradient" else "its new value"
         option = "input_layouts" if kinds[end.name] == "input" else "pins"
-        remedy = f"fxshard.plan(..., {option}={{{end.name!r}: {whole!r}}})" + (", or pass a DTensor" if option != "pins" else "")
+        other = "" if option == "pins" else ", pass a DTensor, or leave the plan to parallelize or the backend"
+        remedy = f"plan with {option}={{{end.name!r}: {whole!r}}}{other}"
         raise PlanError(f"{end.name} is a plain tensor planned in {layout}, {what} would have to be gathered", remedy=remedy)
 
 

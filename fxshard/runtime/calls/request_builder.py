@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from torch.distributed.tensor import DTensor
+
 from fxshard.errors import closest
 from fxshard.graph.planning_graph import PlanningGraph
 from fxshard.mesh.mesh import Mesh
@@ -32,9 +34,12 @@ class RequestBuilder:
     mesh: Mesh
     unknown: Literal["raise", "warn", "skip"]
 
-    def request(self, inputs: Layouts, outputs: Layouts, pins: Any, sampled: tuple[WeightedSizes, ...]) -> Request:
+    def request(
+        self, inputs: Layouts, outputs: Layouts, pins: Any, sampled: tuple[WeightedSizes, ...], given: Mapping[str, Any]
+    ) -> Request:
         """The request. ``inputs``, ``outputs``: the layouts of those that the user's do not name; ``sampled``: the sizes for which to
-        optimise the plan."""
+        optimise the plan; ``given``: the arguments by name."""
+        plain = {i.name for i in self.graph.inputs_of("input") if not isinstance(given[i.name], DTensor)}
         o = self.options
         return Request(
             train=self.graph.train,
@@ -48,6 +53,7 @@ class RequestBuilder:
             optimizer=o.optimizer,
             cache=o.cache,
             sampled=sampled,
+            returned_whole=frozenset(o.name for o in self.graph.outputs if o.kind != "output" and o.name in plain),
         )
 
     def outputs_with(self, default: Layouts) -> Any:

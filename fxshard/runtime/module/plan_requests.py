@@ -54,7 +54,7 @@ class PlanRequests:
         inputs: dict[str, Any] = {name: layout_of(x, self.mesh) for name, x in given.items()}
         whole = dict.fromkeys(self.mesh.axis_names, Replicate())
         inputs.update({name: {**whole, **said[name]} for name, x in given.items() if said[name] and not isinstance(x, DTensor)})
-        request = builder.request(inputs, self._outputs(graph, leaves), self._pins(builder, first), sampled)
+        request = builder.request(inputs, self._outputs(graph, leaves), self._pins(builder, first), sampled, leaves)
         offload = read_offload(self.settings.offload) if first else offloads_of(self.model)
         return replace(request, parallel=self.parallel, offload=offload)
 

@@ -22,7 +22,7 @@ from fxshard.errors import OptionError, a_kind, closest
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
 from fxshard.passes.trace.trace import check_call
-from fxshard.plans.parallel import AUTO, WORDS, ByName, read_parallel
+from fxshard.plans.parallel import AUTO, NAMED, WORDS, ByName, read_parallel
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.runtime.calls.options import check_device_mesh, read_options
 from fxshard.runtime.calls.settings import Settings
@@ -225,20 +225,32 @@ def split_plan(plan: Any, mesh: DeviceMesh, module: nn.Module) -> tuple[dict[str
         words = {axis: one for axis, one in plan.items() if one is None or isinstance(one, str) or _is_word(one)}
         read_parallel(words or None, as_mesh(mesh))  # a word that is none is an error here, not at the first call
         return {axis: _checked(one, axis) for axis, one in plan.items() if axis not in words}, words
+    if isinstance(plan, Mapping):
+        _check_keys(plan, names, module)
     if _is_word(plan) or isinstance(plan, str):
         return {}, read_parallel(plan, as_mesh(mesh))
-    if isinstance(plan, Mapping):
-        keys = (key for key, one in plan.items() if isinstance(one, (*WORDS, Mapping)) and not _is_nested(key, one, module))
-        axes = (axis for key in keys for axis in (key if isinstance(key, tuple) else (key,)))
-        if (other := next((axis for axis in axes if axis not in names), None)) is not None:
-            what = f"the mesh has no axis {other!r}{closest(other, names)}"
-            raise OptionError(what, where="parallelize_plan", remedy=f"its axes are {', '.join(names)}")
     styles = _checked(plan, None)
     if len(names) > 1:
         what = f"styles are for one axis, and the mesh has {', '.join(names)}"
         remedy = f"name the axis, parallelize_plan={{{names[-1]!r}: {{...}}}}, or pass a part of the mesh: mesh[{names[-1]!r}]"
         raise OptionError(what, where="parallelize_plan", remedy=remedy)
     return {names[0]: styles}, {}
+
+
+def _check_keys(plan: Mapping[Any, Any], names: Sequence[str], module: nn.Module) -> None:
+    """Raises OptionError for a key that can only be an axis, which the mesh lacks, and for names of modules beside axes."""
+    keys = (key for key, one in plan.items() if isinstance(one, (*WORDS, Mapping)) and not _is_nested(key, one, module))
+    axes = (axis for key in keys for axis in (key if isinstance(key, tuple) else (key,)))
+    if (other := next((axis for axis in axes if axis not in names), None)) is not None:
+        what = f"the mesh has no axis {other!r}{closest(other, names)}"
+        raise OptionError(what, where="parallelize_plan", remedy=f"its axes are {', '.join(names)}")
+    modules = {name for name, _ in module.named_modules()}
+    axis = next((key for key in plan if key in names and key not in modules), None)
+    beside = next((key for key, one in plan.items() if key not in names and not (isinstance(one, str) and one in (*NAMED, AUTO))), None)
+    if axis is not None and beside is not None:
+        what = f"{axis!r} is an axis of the mesh, and {beside!r} beside it is none: axes and names of modules cannot be mixed"
+        remedy = f"name the axis for all: parallelize_plan={{{axis!r}: {{...}}}} with {beside!r} and the other names within"
+        raise OptionError(what, where="parallelize_plan", remedy=remedy)
 
 
 def _is_word(plan: Any) -> bool:

@@ -49,6 +49,22 @@ def data_parallel() -> None:
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-12)
 
 
+def after_another_layer() -> None:
+    """The input needs a gradient, which comes back whole, through Inductor too."""
+    device_mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    for compiler, word in (("eager", "ddp"), ("inductor", "ddp"), ("eager", "cp")):
+        first, model, x = nn.Linear(6, 6).double(), net(), torch.rand(5, 4, 6, dtype=torch.float64)
+        theirs, reference = copy.deepcopy(first), copy.deepcopy(model)
+        options = {"mesh": device_mesh, "compiler": compiler, "parallel": {"dp": word}}
+        compiled = torch.compile(model, backend="fxshard", options=options)
+        for rows in (4, 5):
+            compiled(first(x[:rows])).sin().sum().backward()
+            reference(theirs(x[:rows])).sin().sum().backward()
+        for p, q in zip((*first.parameters(), *model.parameters()), (*theirs.parameters(), *reference.parameters()), strict=True):
+            assert p.grad is not None and q.grad is not None
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-12)
+
+
 def refused() -> None:
     device_mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     for word, said in (("fsdp", r"asks for parameter 0.weight in S\(0\) on 'dp', but it is a plain tensor"), ("tp", "sharded on 'dp'")):
@@ -61,4 +77,4 @@ def refused() -> None:
         )
 
 
-found, test_two_ranks = two_ranks(data_parallel, refused)
+found, test_two_ranks = two_ranks(data_parallel, after_another_layer, refused)

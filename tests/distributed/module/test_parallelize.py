@@ -146,22 +146,54 @@ def own_batches() -> None:
 
 
 def gradients_of_inputs() -> None:
-    """Plain inputs get plain gradients, with no collective that the program does not list; a plan that needs one is refused."""
-    model, reference, values = doubles()
-    x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
-    parallelize(model, (x,), mesh(), compiler="eager")
-    with record_collectives() as issued:
-        loss_of(model(x)).backward()
-    assert len(issued) == len(model.forward.programs[0].collectives)
-    loss_of(reference(y)).backward()
-    assert not isinstance(x.grad, DTensor)
-    same(x.grad, y.grad)
-    for layout in ("S(0)", "S(1)"):
-        with pytest.raises(PlanError, match=r"args\[0\] is a plain tensor planned in S\(\d\), its gradient would have to be gathered"):
-            parallelize(doubles()[0], (x,), mesh(), compiler="eager", input_layouts={"args[0]": layout})
+    """Plain inputs get plain gradients in whichever layout they are, with no collective that the program does not list; a given plan that
+    leaves the gradient sharded is refused."""
+    for options in ({}, {"input_layouts": {"args[0]": "S(0)"}}, {"input_layouts": {"args[0]": "S(1)"}}):
+        model, reference, values = doubles()
+        x, y = values.clone().requires_grad_(), values.clone().requires_grad_()
+        parallelize(model, (x,), mesh(), compiler="eager", **options)
+        with record_collectives() as issued:
+            loss_of(model(x)).backward()
+        assert len(issued) == len(model.forward.programs[0].collectives)
+        loss_of(reference(y)).backward()
+        assert not isinstance(x.grad, DTensor)
+        same(x.grad, y.grad)
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+            assert q.grad is None or p.grad is not None
+            same(torch.zeros(q.shape) if p.grad is None else p.grad, torch.zeros(q.shape) if q.grad is None else q.grad)
+    model, _, values = doubles()
+    plan = fxshard.plan(model, (x,), mesh(), input_layouts="S(0)", output_layouts="R")
+    with pytest.raises(PlanError, match=r"args\[0\] is a plain tensor planned in S\(0\), its gradient(.|\n)*plan with input_layouts="):
+        parallelize(model, (x,), mesh(), plan, compiler="eager")
     model, reference, values = doubles()
     parallelize(model, (values,), mesh(), compiler="eager", input_layouts={"args[0]": "S(0)"})
     same(model(values)["y"], reference(values)["y"])
+
+
+def between_other_layers() -> None:
+    """Words shard plain inputs that need gradients: of a part between eager layers, and of a second model."""
+    torch.set_default_dtype(torch.float64)
+    for word, compiler in (("ddp", "eager"), ("fsdp", "eager"), ("cp", "eager"), ("fsdp", "inductor")):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), nn.GELU(), nn.Linear(6, 6))
+        reference, x = copy.deepcopy(layers), torch.randn(3, 4, 6)
+        fxshard.parallelize_module(layers[1], mesh(), {"dp": word}, compiler=compiler)
+        fxshard.parallelize(layers[3], (x,), mesh(), compiler=compiler, parallel={"dp": word})
+        have, want = layers(x), reference(x)
+        same(have, want)
+        have.square().sum().backward()
+        want.square().sum().backward()
+        for p, q in zip(layers.parameters(), reference.parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None
+            same(p.grad, q.grad)
+        for program in (*layers[1].forward.programs, *layers[3].forward.programs):
+            (taken,) = (at for end, at in zip(program.inputs, program.input_layouts, strict=True) if end.kind == "input")
+            assert str(taken) == ("S(1)" if word == "cp" else "S(0)")
+        leaf, its = x.clone().requires_grad_(), x.clone().requires_grad_()  # the part planned again, for a leaf
+        layers[1](leaf).sin().sum().backward()
+        reference[1](its).sin().sum().backward()
+        assert type(leaf.grad) is Tensor and its.grad is not None
+        same(leaf.grad, its.grad)
 
 
 def sharded_outputs_need_dtensors() -> None:
@@ -386,6 +418,7 @@ found, test_two_ranks = two_ranks(
     training_evaluation_training,
     own_batches,
     gradients_of_inputs,
+    between_other_layers,
     sharded_outputs_need_dtensors,
     dumps,
     autocast,

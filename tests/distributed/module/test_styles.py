@@ -453,6 +453,10 @@ def warned_and_refused() -> None:
         styled({"dp": fxshard.FullyShard()})
     with pytest.raises(fxshard.FxshardError, match=r"the mesh has no axis 'tpp'; did you mean 'tp'"):
         styled({"tpp": LINEAR})
+    up = {"layers.*.up": ColwiseParallel()}
+    for plan in ({"tp": up, **up}, {"tp": "auto", **up}, {**up, "tp": fxshard.FullyShard()}, {"tp": "fsdp", "layers.*.up": "colwise"}):
+        with pytest.raises(fxshard.FxshardError, match=r"'tp' is an axis of the mesh, and 'layers.\*.up' beside it is none(.|\n)*for all"):
+            styled(plan)
     with pytest.raises(fxshard.FxshardError, match=r"'colwse' is not a style(.|\n)*colwise"):
         styled({"layers.*.up": "colwse"})(tokens())
     part = mesh()

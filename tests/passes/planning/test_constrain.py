@@ -90,6 +90,19 @@ def test_a_gradient_has_the_layout_of_its_parameter() -> None:
     assert plan.specs["output"].inputs[index] == L("S(0)S(1)")
 
 
+def test_a_gradient_may_be_returned_whole_though_its_input_is_sharded() -> None:
+    """It is gathered in the plan, at a price; the plan given as pins says so too."""
+    traced = trace(nn.Linear(6, 4), (torch.ones(8, 6, requires_grad=True),))
+    at = [(o.kind, o.name) for o in traced.outputs].index(("gradient", "args[0]"))
+    asked = Request(input_layouts="S(0)", output_layouts="S(0)")
+    whole = dataclasses.replace(asked, returned_whole=frozenset(["args[0]"]))
+    plans = [plan_graph(traced, PAIR, request) for request in (asked, whole)]
+    assert [plan.specs["output"].inputs[at] for plan in plans] == [L("S(0)"), L("R")]
+    assert plans[1].layout_of("args[0]") == L("S(0)") and plans[1].objective > plans[0].objective
+    for plan in plans:
+        assert plan_graph(traced, PAIR, dataclasses.replace(asked, pins=plan)).to_json() == plan.to_json()
+
+
 def test_a_plan_as_pins_is_kept_and_the_rest_filled_in() -> None:
     free = planned(PAIR)
     some = tuple(n for n in free.nodes if n.name in ("embed_weight", "up_weight"))

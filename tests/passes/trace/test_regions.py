@@ -20,6 +20,7 @@ import fxshard
 from fxshard.errors import TraceError
 from fxshard.passes.annotation.annotate import annotate
 from fxshard.passes.trace.trace import trace
+from fxshard.shapes import DynamicDim
 from tests.passes.tracing import SQUARE, THREE, TWO, Function, check_eager, real
 
 CUT, WHOLE, SUM = [Shard(0)], [Replicate()], [Partial()]
@@ -60,6 +61,16 @@ def test_a_region_equals_its_function_on_one_device(mesh: DeviceMesh) -> None:
     specs = annotate(graph, SQUARE).specs
     assert [str(s) for s in specs["to_local"]] == ["S(0)R -> RR"] and [str(s) for s in specs["from_local"]] == ["RR -> S(0)R"]
     assert {len(specs[n]) for n in ("to_local_1", "einsum", "relu")} == {1} and len(specs["mul"]) > 1 and len(specs["sin"]) > 1
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_region_has_one_size(mesh: DeviceMesh, summed: bool) -> None:
+    """Dynamo's messages differ by whether the dim that changes is sharded."""
+    over = local_map(product, SUM, ([Shard(1)], CUT), device_mesh=mesh["a"], redistribute_inputs=True)
+    with pytest.raises(
+        TraceError, match=r"^torch captures a local_map region for one size only(.|\n)*leave the dims of its arguments static"
+    ):
+        trace(Region(over if summed else rows(mesh)), (real(8, 6),), dynamic=(DynamicDim("n", (("args[0]", 0),), 8),))
 
 
 def test_sums_and_two_axes(mesh: DeviceMesh) -> None:
