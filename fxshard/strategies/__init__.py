@@ -5,7 +5,7 @@
 """
 
 from fxshard.graph.call import Call, Operand, TensorMeta, call_of
-from fxshard.strategies.engine.engine import AxisOption, OpStrategy, cache_clear, cache_info, created_reductions, op_strategy
+from fxshard.strategies.engine.engine import AxisOption, OpStrategy, cache_clear, cache_info, created_reductions, op_strategy, outputs_from
 from fxshard.strategies.engine.factors import Factors, Linear, Rule, factors
 from fxshard.strategies.engine.local import LocalContext, LocalForm
 from fxshard.strategies.engine.notation import einop_rule, pointwise_rule, rule
@@ -60,6 +60,7 @@ __all__ = [
     "local_form",
     "lookup",
     "op_strategy",
+    "outputs_from",
     "own_collectives",
     "pointwise_rule",
     "register",

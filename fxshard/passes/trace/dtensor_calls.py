@@ -11,8 +11,10 @@ For unsupported arguments they raise NotImplementedError, not an FxshardError: D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +28,11 @@ from fxshard._torch_compat.calls import plain_tensors_only
 from fxshard._torch_compat.dynamo.replaced_calls import captured_instead
 from fxshard.layout.layouts import Layout
 from fxshard.mesh.mesh import as_mesh
+from fxshard.passes.trace.named_layouts import LocalInputsError, placements_on
+
+ARGUMENT = "fxshard_argument"
+"""The attribute that holds the name of an argument."""
+_DECLARED: ContextVar[dict[str, dict[str, Placement]]] = ContextVar("declared")
 
 
 def dtensor_calls(model: nn.Module) -> AbstractContextManager[None]:
@@ -33,6 +40,25 @@ def dtensor_calls(model: nn.Module) -> AbstractContextManager[None]:
     meshes = {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
     attributes = {"device_mesh": next(iter(meshes))} if len(meshes) == 1 else {}
     return captured_instead(CALLS, METHODS if meshes else {}, attributes)
+
+
+@contextlib.contextmanager
+def declared_shards(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Raises LocalInputsError if a capture fails in which the model takes some of ``arguments``, fakes by name, as a rank's shards: whole
+    tensors, with which it computes, have other sizes. A capture that succeeds leaves this to ``named_layouts``."""
+    for name, argument in arguments.items():
+        if isinstance(argument, Tensor):
+            setattr(argument, ARGUMENT, name)
+    declared: dict[str, dict[str, Placement]] = {}
+    token = _DECLARED.set(declared)
+    try:
+        yield
+    except Exception as error:
+        if declared:
+            raise LocalInputsError(declared, None) from error
+        raise
+    finally:
+        _DECLARED.reset(token)
 
 
 class Placed(Tensor):
@@ -71,6 +97,7 @@ def from_local(
 ) -> Tensor:
     """The whole value of which ``local_tensor`` is declared to be a shard."""
     layout, axes = _texts(device_mesh, placements)
+    _note(getattr(local_tensor, ARGUMENT, None), layout, axes)
     return _as_placed(torch.ops.fxshard.placed(local_tensor, layout, axes, True))
 
 
@@ -117,6 +144,13 @@ def _texts(device_mesh: DeviceMesh | None, placements: Sequence[Placement] | Non
     if placements is None:
         placements = [Replicate()] * (1 if mesh is None else mesh.ndim)
     return str(Layout(placements)), "" if mesh is None else str(mesh)
+
+
+@torch.compiler.assume_constant_result
+def _note(argument: str | None, layout: str, axes: str) -> None:
+    """Notes, while Dynamo captures, in which layout the model takes an argument."""
+    if argument is not None and any(p.is_shard() for p in Layout.parse(layout)):
+        _DECLARED.get()[argument] = placements_on(layout, axes)
 
 
 CALLS: dict[Any, Callable[..., Any]] = {DTensor.from_local: from_local, distribute_tensor: distributed}

@@ -20,6 +20,7 @@ from fxshard.errors import LayoutError, TraceError
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, producer, source_line
 from fxshard.layout.layouts import Layout, canonical, normalised_placement, sharding_axes
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
+from fxshard.passes.trace.followed_layouts import followed
 from fxshard.plans.plan_data import OpSpec
 
 log = logging.getLogger("fxshard")
@@ -78,7 +79,7 @@ def named_layouts(
     by_node = {i.node: i for i in inputs}
     known = _known_values(joint, by_node, meshes)
     returned = zip(operands(joint.graph.output_node()), outputs, strict=True)
-    forms = {end.name: _form(node, end.name, known[node]) for node, end in returned if end.kind == "output"}
+    forms = {end.name: _form(node, end.name, known) for node, end in returned if end.kind == "output"}
     for node in joint.graph.find_nodes(op="call_function", target=HANDED_OUT):
         _warn_of_whole_parameter(node, by_node, meshes)
         node.replace_all_uses_with(node.args[0])
@@ -108,6 +109,8 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
                 shards[end.name], where = placements_on(str(node.args[1]), axes), where or source_line(node)
             known[node] = _Known(True, axes, True)
         elif node.target is HANDED_OUT:
+            if node.args[1] == "local" and _is_pending(node.args[0]):
+                raise _pending("to_local hands out a pending sum", node.args[0])
             known[node] = _Known(False, axes, before[0].from_dtensor and not _is_whole(node))
         else:
             known[node] = _Known(any(k.dtensor for k in before), axes, any(k.from_dtensor for k in before))
@@ -127,10 +130,20 @@ def _declares_shard(node: fx.Node, before: _Known) -> bool:
     """Whether ``from_local`` takes a value that is whole on every rank as this rank's part."""
     layout, declared = node.args[1], node.args[3]
     parsed = canonical(Layout.parse(str(layout)), parse_mesh(str(node.args[2])).shape)
-    if declared and parsed.has_partial:
-        what = "from_local declares a partial sum: each rank's own values are added up, and a plan has one whole value instead"
-        raise TraceError(what, where=source_line(node), remedy="leave the value whole, or compute it in a local_map region")
+    if declared and parsed.has_partial and not before.dtensor:  # a style makes no shard of what is a DTensor
+        raise _pending("from_local declares a partial sum", node)
     return bool(declared) and not parsed.is_replicated and not before.from_dtensor
+
+
+def _is_pending(node: Any) -> bool:
+    return node.target is PLACED and canonical(Layout.parse(str(node.args[1])), parse_mesh(str(node.args[2])).shape).has_partial
+
+
+def _pending(what: str, node: fx.Node) -> TraceError:
+    """The error for a sum over the ranks of ``node``, a ``placed`` one, that plain tensors would hold."""
+    what += f" ({node.args[1]} on {node.args[2]}): each rank's own values are added up, and a plan has one whole value instead"
+    remedy = "leave the value whole, or compute it in a local_map region; in a style, give Replicate() or Shard(...) in place of Partial()"
+    return TraceError(what, where=_module(node) or source_line(node), remedy=remedy)
 
 
 def _is_whole(node: fx.Node) -> bool:
@@ -171,20 +184,33 @@ def placements_on(layout: str, axes: str) -> dict[str, Placement]:
     return dict(zip(parse_mesh(axes).axis_names, Layout.parse(layout), strict=True))
 
 
-def _form(node: fx.Node, name: str, known: _Known) -> OutputForm | None:
-    """The form in which ``node`` is returned, None if whole. Raises TraceError for a shard in a layout that the model does not name."""
-    kind = "dtensor" if known.dtensor else str(node.args[1]) if node.target is HANDED_OUT else "whole"
+def _form(node: fx.Node, name: str, known: Mapping[fx.Node, _Known]) -> OutputForm | None:
+    """The form in which ``node`` is returned, None if whole. Raises TraceError for a shard in a layout that does not follow from those that
+    the model names."""
+    kind = "dtensor" if known[node].dtensor else str(node.args[1]) if node.target is HANDED_OUT else "whole"
     if kind == "whole":
         return None
     source = node.args[0] if node.target is HANDED_OUT else node
     assert isinstance(source, fx.Node)
     if source.target is PLACED:
-        named = placements_on(*map(str, source.args[1:3])).items()
-        return OutputForm(kind, {axis: normalised_placement(p, source.meta["val"].dim(), name) for axis, p in named})
+        if _is_pending(source):
+            raise _pending(f"{name} is returned as a pending sum", source)
+        return OutputForm(kind, _placements(source))
     if kind == "local":
-        what = f"{name} is returned as the local shard of a DTensor whose layout the model does not name"
-        raise TraceError(what, where=source_line(node), remedy="redistribute it to a layout before to_local, or return the DTensor")
+        axes = known[source].axes
+        named = {n: tuple(_placements(n).values()) for n, k in known.items() if n.target is PLACED and k.axes == axes}
+        layout = followed(source, named, lambda value: known[value].dtensor)
+        if layout is None or any(p.is_partial() for p in layout):
+            what = f"{name} is returned as the local shard of a DTensor whose layout the model does not name"
+            raise TraceError(what, where=source_line(node), remedy="redistribute it to a layout before to_local, or return the DTensor")
+        return OutputForm(kind, dict(zip(parse_mesh(axes).axis_names, layout, strict=True)))
     return OutputForm(kind)
+
+
+def _placements(node: fx.Node) -> dict[str, Placement]:
+    """The placements by axis of a ``placed`` node."""
+    named = placements_on(*map(str, node.args[1:3])).items()
+    return {axis: normalised_placement(p, node.meta["val"].dim(), node.name) for axis, p in named}
 
 
 def named_specs(node: fx.Node, mesh: Mesh, specs: Sequence[OpSpec]) -> tuple[OpSpec, ...]:

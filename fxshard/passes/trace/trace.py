@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fxshard._torch_compat import pytree
@@ -39,7 +40,7 @@ from fxshard.graph.objects import CallResultSpec, on_cpu, open_call
 from fxshard.graph.planning_graph import GraphInput, GraphOutput, PlanningGraph, constants_of, is_tensor, source_line, with_fixed
 from fxshard.graph.side_effects import Attribute
 from fxshard.passes.trace import joint_cache
-from fxshard.passes.trace.dtensor_calls import dtensor_calls
+from fxshard.passes.trace.dtensor_calls import declared_shards, dtensor_calls
 from fxshard.passes.trace.expert_calls import expert_calls
 from fxshard.passes.trace.fakes.fake_model import Call, fake_copy, fake_tensor
 from fxshard.passes.trace.fakes.mixed_precision import MixedPrecision, cast_input, cast_parameters, insert_casts, unreduced
@@ -171,6 +172,7 @@ def _capture(
     flat = [a for a in leaves if not is_bound(a)]
     root, taps = effects.around(hooks.install(model, fake_model), fake_model), hooks.taps.inputs(mode, symbols)
     named = {TAPS: taps} if taps else {}
+    plain = {path_name(path): leaf for (path, a), leaf in zip(paths, leaves, strict=True) if not isinstance(a, DTensor)}
     own_errors = hooks.errors(errors_of_the_model(fake_model, fake_args, fake_kwargs))
     again = DataDependentMode if replacements else contextlib.nullcontext
     captures = (
@@ -192,7 +194,7 @@ def _capture(
         without_guards(),
         without_headers(),
     )
-    with contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
+    with declared_shards(plain), contextlib.ExitStack() as stack, noted_side_effects() as changed, own_errors:
         for capture in captures:
             stack.enter_context(capture)
 

@@ -38,14 +38,20 @@ NESTED = (
 )
 NO_LOCAL_MESH = (
     "the tensor is whole while the model is traced; tensors know a mesh there if the parameters are DTensors on one. Keep the mesh as an "
-    "attribute of the model. If it is a local_map region without device_mesh, give it one"
+    "attribute of the model; if it is a local_map region without device_mesh, give it one: local_map(..., device_mesh=mesh)"
 )
+NOT_DTENSORS = (
+    "a model is traced on whole tensors, which have no placements: leave that code out, or capture real DTensors by "
+    'torch.compile(backend="fxshard"), see docs/compiled-dtensors.md'
+)
+MIXED = "got mixed torch.Tensor and DTensor"
 CACHE_MADE = "the model makes a cache of keys and values that its results hold: pass use_cache=False, as in training, or pass a cache to it"
 REMEDIES = {
     r"unrecognized type UserDefinedObjectVariable\(\w*Cache\)": CACHE_MADE,
     EXPERTS_LOOP: GROUPED,
     r"nested_tensor|aten\._nested|[/\\]torch[/\\]nested[/\\]": NESTED,
     r"'FakeTensor' object has no attribute 'device_mesh'": NO_LOCAL_MESH,
+    rf"(has no|of) attribute '?(placements|_spec|_local_tensor)\b|{MIXED}": NOT_DTENSORS,
 }
 """Words in the user's line, in torch's message, or in the name of a file that raised it -> what to do."""
 DATA_DEPENDENT = {
@@ -67,8 +73,8 @@ DEVICE_MESH = (
     f"dist.init_process_group('fake', store={FAKE_STORE}, rank=0, world_size=2) and then "
     "init_device_mesh('cpu', (2,), mesh_dim_names=('tp',))"
 )
-NO_DATA = "its data is not allocated yet"
-"""torch's message if its own code reads the values of a fake."""
+OF_FAKES = ("its data is not allocated yet", MIXED)
+"""torch's messages if its own code reads the values of a fake, and if a DTensor that the model makes meets the fake of a parameter."""
 
 
 @contextlib.contextmanager
@@ -141,7 +147,7 @@ def errors_of_the_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[s
         said = next(iter(str(own).splitlines()), "")
         what = f"the forward of {type(model).__name__} raises {type(own).__name__}{': ' if said else ''}{said}"
         where = _user_line(own) or _forward_line(model)
-        raise TraceError(what, where=where, remedy=_known_remedy(where) or CALL) from own
+        raise TraceError(what, where=where, remedy=_known_remedy(where) or _known_remedy(what) or CALL) from own
 
 
 def _eager_error(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
@@ -152,7 +158,7 @@ def _eager_error(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     except FAKE_ERRORS:
         return None
     except Exception as error:
-        return None if _operator_error(error) or NO_DATA in str(error) else error
+        return None if _operator_error(error) or any(said in str(error) for said in OF_FAKES) else error
     return None
 
 

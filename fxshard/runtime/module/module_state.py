@@ -108,8 +108,13 @@ def _as_dtensor(device_mesh: DeviceMesh) -> str:
 
 def refuse_plain_parameters(model: nn.Module, device_mesh: DeviceMesh) -> None:
     """Raises RunError for a parameter that is no DTensor: it was assigned after ``parallelize_module``, and an optimiser that holds it
-    would lose it at the first call, which puts a DTensor in its place."""
+    would lose it at the first call, which puts a DTensor in its place. Also for a tensor that is no parameter: ``functional_call`` has
+    put it in the place of one."""
     for name, parameter in model.named_parameters():
+        if not isinstance(parameter, torch.nn.Parameter):
+            what = f"the first call after parallelize_module is a functional_call, with a value in place of parameter {name}"
+            remedy = "call the module once before, or give parallelize_module example_args: this call is planned for, and moves parameters"
+            raise RunError(what, where=name, remedy=remedy)
         if not isinstance(parameter, DTensor):
             what = f"parameter {name} is a plain tensor, assigned after parallelize_module (or by functional_call)"
             remedy = f"assign it before, or {_as_dtensor(device_mesh)}; or call parallelize_module again, and make the optimiser after that"

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, parallel
+from torch.distributed.tensor import DTensor, Partial, parallel
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from fxshard._torch_compat.dtensor.swaps import take_contents, without_flat_weights
@@ -262,6 +262,7 @@ def _checked(styles: Any, axis: str | None) -> Styles:
     where = "parallelize_plan" if axis is None else f"parallelize_plan[{axis!r}]"
     remedy = 'give {"layers.*.up": ColwiseParallel()}, one ParallelStyle, a word such as FullyShard(), or "auto"'
     if isinstance(styles, ParallelStyle):
+        _refuse_pending_results("", styles, where)
         return styles
     if not isinstance(styles, Mapping):
         raise OptionError(f"a plan of styles is {a_kind(styles)}: {styles!r:.60}", where=where, remedy=remedy)
@@ -269,7 +270,23 @@ def _checked(styles: Any, axis: str | None) -> Styles:
     for name, style in found.items():
         if not isinstance(name, str) or not isinstance(style, ParallelStyle):
             raise OptionError(f"{name!r}: {style!r:.60} is not a module's name and a ParallelStyle", where=where, remedy=remedy)
+        _refuse_pending_results(name, style, where)
     return found
+
+
+def _refuse_pending_results(name: str, style: ParallelStyle, where: str) -> None:
+    """Raises OptionError for a style by which ``name`` hands out each rank's part of a sum, or the whole module, "", returns a pending
+    one. As a DTensor that another module of the model takes it is allowed."""
+    of = getattr(style, "prepare_module_output", style)
+    option = "desired_output_layouts" if hasattr(of, "desired_output_layouts") else "output_layouts"
+    layouts = getattr(of, option, None)
+    pending = any(isinstance(p, Partial) for p in (layouts if isinstance(layouts, tuple) else (layouts,)))
+    if pending and (getattr(of, "use_local_output", True) or not name):
+        said = f"{type(style).__name__}({option}=Partial()) of {name or 'the whole module'}"
+        what = f"{said} hands out each rank's part of a sum, and a plan computes one whole value"
+        remedy = f"give {option}=Replicate() or Shard(...)"
+        remedy += "; or use_local_output=False, if a module of the model takes the result as a DTensor" if name else ""
+        raise OptionError(what, where=where, remedy=remedy)
 
 
 def _is_nested(name: Any, styles: Any, module: nn.Module) -> bool:

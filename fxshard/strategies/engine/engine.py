@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -101,6 +101,16 @@ def passed_reductions(call: Call) -> frozenset[tuple[str, str]]:
     whole = (option for option in _options(call).options if option.factor is None)
     ends = ([{p.reduce_op for p in side if isinstance(p, Partial)} for side in (o.inputs, o.outputs)] for o in whole)
     return frozenset(pair for before, after in ends for pair in itertools.product(before, after))
+
+
+def outputs_from(call: Call, given: Sequence[Placement | None]) -> tuple[Placement, ...] | None:
+    """The placements of the outputs on an axis if ``call`` reads operands as ``given`` (None for those that may lie in any way) without
+    communication; None if that is not possible, or not in one way only."""
+    if (entry := lookup(call.op)) is None or entry.collectives is not None:
+        return None
+    options = (option for option in _options(call).options if not option.once)
+    found = {o.outputs for o in options if all(p in (None, read) for p, read in zip(given, o.inputs, strict=True))}
+    return found.pop() if len(found) == 1 else None
 
 
 @lru_cache(maxsize=2048)

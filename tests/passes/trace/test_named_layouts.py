@@ -147,7 +147,11 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
         "takes a value that is equal on all ranks as this rank",
     ),
     "a shard as argument": (lambda m, x: DTensor.from_local(x, m.mesh, [Shard(0)]).full_tensor(), r"takes args\[0\] as this rank's shard"),
-    "a result in an unknown layout": (lambda m, x: DTensor.from_local(x, m.mesh, [Replicate()]).sin().to_local(), "does not name"),
+    "a result in an unknown layout": (lambda m, x: distribute_tensor(x, m.mesh, [Shard(0)]).cumsum(0).to_local(), "does not name"),
+    "the local part of a matrix product": (
+        lambda m, x: (DTensor.from_local(x, m.mesh, [Replicate()]) @ m.weight).to_local(),
+        "does not name",
+    ),
     "a dim that is not there": (lambda m, x: distribute_tensor(x, m.mesh, [Shard(2)]).full_tensor(), "dim 2 in S.2. is out of range"),
     "a method of DTensors on a plain tensor": (lambda m, x: x.redistribute(placements=[Shard(0)]), "no attribute 'redistribute'"),
     "another dtype": (

@@ -182,3 +182,20 @@ def test_changes_of_python_objects_are_listed(caplog: pytest.LogCaptureFixture) 
     caplog.clear()
     trace(nn.BatchNorm1d(4), (torch.randn(3, 4),))
     assert not caplog.text and not model.seen
+
+
+class ReadsDTensors(nn.Module):
+    def __init__(self, read: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.weight, self.read = nn.Parameter(torch.ones(4)), read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if self.read(self.weight) is None else x * self.weight
+
+
+@pytest.mark.parametrize("name", ["placements", "_spec", "_local_tensor"])
+def test_what_only_dtensors_have(name: str) -> None:
+    """The model runs with DTensors, so that the remedy does not say that it never does."""
+    with pytest.raises(TraceError, match=f"has no attribute '{name}'") as caught:
+        trace(ReadsDTensors(lambda weight: getattr(weight, name)), (torch.ones(4),))
+    assert "which have no placements" in caught.value.remedy and 'backend="fxshard"' in caught.value.remedy
