@@ -214,7 +214,7 @@ OVERRULED = pytest.mark.parametrize(
         (
             tensor_parallel,
             {"tp": {"up": "rowwise"}},
-            rf"ByName\(.* does not count for parameters that are DTensors already \(1\).*: up.weight in {S0} on tp$",
+            rf"{{'up': 'rowwise'}}}} does not count for parameters that are DTensors already \(1\).*: up.weight in {S0} on tp$",
         ),
         (of_one_dim, {"dp": fxshard.FullyShard()}, ""),  # dim 0 is sharded on tp: another will do
         (fully_sharded, {"dp": "fsdp", "tp": "tp"}, ""),
