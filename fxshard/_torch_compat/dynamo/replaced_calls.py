@@ -23,8 +23,8 @@ def captured_instead(
 ) -> Iterator[None]:
     """While Dynamo captures: calls of these functions of torch are replaced by calls of Python functions, which Dynamo traces.
 
-    ``methods``: functions that ``torch.Tensor`` gets as methods meanwhile, by names that it lacks. ``attributes``: what each tensor answers
-    for such names.
+    ``methods``: functions that ``torch.Tensor`` gets as methods meanwhile, by names that it lacks. ``attributes``: what parameters,
+    and tensors of subclasses, answer for such names.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import torch as torch_functions
@@ -68,12 +68,13 @@ def captured_instead(
     answers = dict(attributes or {})
 
     def of_plain(self: Any, tx: Any, name: str) -> Any:
-        return VariableTracker.build(tx, answers[name]) if name in answers else plain_attribute(self, tx, name)
+        is_parameter = name in answers and issubclass(self.python_type(), torch.nn.Parameter)
+        return VariableTracker.build(tx, answers[name]) if is_parameter else plain_attribute(self, tx, name)
 
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
         """Methods of ``Tensor`` that torch writes in Python (``split``, ``norm``, ``unflatten``) are called as the others are."""
         if name in answers:
-            return of_plain(self, tx, name)
+            return VariableTracker.build(tx, answers[name])
         inherited = inspect.getattr_static(self.class_type, name, None)
         written = inspect.isfunction(inherited) and inherited is getattr(torch.Tensor, name, None)
         return GetAttrVariable(self, name) if written else attribute(self, tx, name)

@@ -148,8 +148,11 @@ def _check_some_left(kept: Mapping[str, tuple[OpSpec, ...]], found: Annotated) -
     for name, specs in found.specs.items():
         if specs and not kept[name]:
             node = found.graph.by_name[name]
-            what = f"{node.target} takes its value in {specs[0].inputs[0] or specs[0].outputs[0]}, which is not possible at all sizes"
-            raise SizesError(what, where=source_line(node), remedy="let the mesh divide these sizes, or leave them static")
+            layouts = ", ".join(map(str, specs[0].inputs or specs[0].outputs))
+            what = f"{node.target} is only possible in {layouts}, and not so at all sizes"
+            raise SizesError(
+                what, where=source_line(node) or f"node {name}", remedy="let the mesh divide these sizes, or leave them static"
+            )
 
 
 def _at_all_sizes(

@@ -37,9 +37,9 @@ _DECLARED: ContextVar[dict[str, dict[str, Placement]]] = ContextVar("declared")
 
 def dtensor_calls(model: nn.Module) -> AbstractContextManager[None]:
     """While Dynamo captures ``model``: replaces DTensor's API by notes on whole tensors."""
-    meshes = {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
-    attributes = {"device_mesh": next(iter(meshes))} if len(meshes) == 1 else {}
-    return captured_instead(CALLS, METHODS if meshes else {}, attributes)
+    meshes = {p.device_mesh if isinstance(p, DTensor) else None for p in model.parameters()}
+    attributes = {"device_mesh": next(iter(meshes))} if len(meshes) == 1 and None not in meshes else {}
+    return captured_instead(CALLS, METHODS if meshes - {None} else {}, attributes)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ REMEDIES = {
     EXPERTS_LOOP: GROUPED,
     r"nested_tensor|aten\._nested|[/\\]torch[/\\]nested[/\\]": NESTED,
     r"'FakeTensor' object has no attribute 'device_mesh'": NO_LOCAL_MESH,
-    rf"(has no|of) attribute '?(placements|_spec|_local_tensor)\b|{MIXED}": NOT_DTENSORS,
+    rf"(has no|of) attribute '?(placements|_spec|_local_tensor)\b|{re.escape(MIXED)}": NOT_DTENSORS,
 }
 """Words in the user's line, in torch's message, or in the name of a file that raised it -> what to do."""
 DATA_DEPENDENT = {

@@ -163,15 +163,16 @@ def reader(layout: Layout, bound: BoundProgram, name: str) -> Read:
 
 
 class _Distributed(torch.autograd.Function):
-    """A plain tensor, equal on all ranks, as a DTensor, whose gradient the program returns whole."""
+    """A plain tensor, equal on all ranks, as a DTensor, whose gradient the program returns whole, if there is one."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, layout: Layout, bound: BoundProgram) -> DTensor:
+        ctx.set_materialize_grads(False)
         return as_dtensor(scatter(value.detach(), layout, bound.program.mesh, bound.coordinate), bound.device_mesh, layout, value.shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> tuple[torch.Tensor, None, None]:
-        return gradient.to_local(), None, None
+    def backward(ctx: Any, gradient: DTensor | None) -> tuple[torch.Tensor | None, None, None]:
+        return None if gradient is None else gradient.to_local(), None, None
 
 
 def global_result(local: torch.Tensor, layout: Layout, shape: tuple[int, ...], bound: BoundProgram, distributed: bool) -> torch.Tensor:

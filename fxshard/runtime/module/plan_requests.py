@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from fxshard.errors import PlanError
+from fxshard.errors import LayoutError, PlanError
 from fxshard.graph.objects import is_length, leaves_in_objects, outputs_in_objects
 from fxshard.graph.planning_graph import PlanningGraph, operands
 from fxshard.layout.layouts import Layout
@@ -54,7 +54,7 @@ class PlanRequests:
         inputs: dict[str, Any] = {name: layout_of(x, self.mesh) for name, x in given.items()}
         whole = dict.fromkeys(self.mesh.axis_names, Replicate())
         inputs.update({name: {**whole, **said[name]} for name, x in given.items() if said[name] and not isinstance(x, DTensor)})
-        request = builder.request(inputs, self._outputs(graph, leaves), self._pins(builder, first), sampled, leaves)
+        request = builder.request(inputs, self._outputs(graph, leaves, first), self._pins(builder, first), sampled, leaves)
         offload = read_offload(self.settings.offload) if first else offloads_of(self.model)
         return replace(request, parallel=self.parallel, offload=offload)
 
@@ -64,7 +64,7 @@ class PlanRequests:
 
     def shown_placements(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool) -> dict[str, Pattern]:
         """What outputs show on axes of one rank."""
-        return shown_placements(graph, self.mesh, self._builder(graph, first).outputs_with(self._outputs(graph, leaves)))
+        return shown_placements(graph, self.mesh, self._builder(graph, first).outputs_with(self._outputs(graph, leaves, first)))
 
     def requested_outputs(self, graph: PlanningGraph, first: bool) -> frozenset[str]:
         """The names of the outputs whose layouts the user requested by name."""
@@ -74,7 +74,7 @@ class PlanRequests:
     def _builder(self, graph: PlanningGraph, first: bool) -> RequestBuilder:
         return RequestBuilder(self.settings, graph, self.mesh, "raise" if first else "skip")
 
-    def _outputs(self, graph: PlanningGraph, leaves: Mapping[str, Any]) -> dict[str, Layout | dict[str, Placement]]:
+    def _outputs(self, graph: PlanningGraph, leaves: Mapping[str, Any], first: bool) -> dict[str, Layout | dict[str, Placement]]:
         """By default plain outputs are replicated; the planner chooses for DTensors, except that an output that replaces a DTensor in an
         object gets its layout. Of shards that styles return, the rank has the rows of the DTensors that it passed, on axes of which the
         styles say nothing."""
@@ -83,10 +83,12 @@ class PlanRequests:
         returned = operands(graph.module.graph.output_node())
         shapes = {o.name: tuple(node.meta["val"].shape) for o, node in zip(graph.outputs, returned, strict=True) if o.name in graph.forms}
         default: dict[str, Layout | dict[str, Placement]] = {}
-        for name, form in graph.forms.items():
+        said = self._builder(graph, first).asked("output")
+        by_name = said is None or (isinstance(said, Mapping) and not set(said) <= set(self.mesh.axis_names))
+        for name, form in graph.forms.items() if by_name else ():
             axes = [axis for axis in self.mesh.axis_names if axis not in (form.placements or {})]
-            if form.kind == "local" and axes:
-                default[name] = {axis: self._rows(axis, shapes[name], passed) for axis in axes}
+            if form.kind == "local" and axes and name not in (said or ()):
+                default[name] = {axis: self._rows(name, axis, shapes[name], passed) for axis in axes}
         if not passed:
             default |= {
                 o.name: Layout.replicated(self.mesh.ndim) for o in graph.outputs if o.kind == "output" and o.name not in graph.forms
@@ -96,12 +98,23 @@ class PlanRequests:
                 default[name] = Layout(before.placements)
         return default
 
-    def _rows(self, axis: str, shape: Sequence[int], passed: Sequence[DTensor]) -> Placement:
-        """The placement on ``axis`` of the first of ``passed`` that is sharded there along a dim that a result of ``shape`` has too."""
+    def _rows(self, name: str, axis: str, shape: Sequence[int], passed: Sequence[DTensor]) -> Placement:
+        """The placement on ``axis`` of the result ``name``: that of the first of ``passed`` that is sharded there, along the dim of its
+        size, or dim 0 if it is flattened from such rows. Raises LayoutError if there is no such dim; a scalar is whole."""
+        ranks = self.mesh.shape[self.mesh.axis(axis)]
         for one in passed:
             placement = layout_of(one, self.mesh)[self.mesh.axis(axis)]
-            if isinstance(placement, Shard) and placement.dim < len(shape) and shape[placement.dim] == one.shape[placement.dim]:
-                return Shard(placement.dim)
+            if not isinstance(placement, Shard) or not shape:
+                continue
+            dim, size = placement.dim, one.shape[placement.dim]
+            if dim < len(shape) and shape[dim] == size:
+                return Shard(dim)
+            if dim == 0 and size and shape[0] % size == 0 and size % ranks == 0:
+                return Shard(0)
+            what = (
+                f"{name} is returned as this rank's part, and none of its dims is dim {dim} of a DTensor that was passed, {size} on {axis}"
+            )
+            raise LayoutError(what, remedy=f"say its layout: output_layouts={{{name!r}: {{{axis!r}: Shard(...)}}}}, or Replicate()")
         return Replicate()
 
     def _pins(self, builder: RequestBuilder, first: bool) -> Any:

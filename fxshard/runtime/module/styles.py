@@ -280,7 +280,7 @@ def _refuse_pending_results(name: str, style: ParallelStyle, where: str) -> None
     of = getattr(style, "prepare_module_output", style)
     option = "desired_output_layouts" if hasattr(of, "desired_output_layouts") else "output_layouts"
     layouts = getattr(of, option, None)
-    pending = any(isinstance(p, Partial) for p in (layouts if isinstance(layouts, tuple) else (layouts,)))
+    pending = any(isinstance(p, Partial) for p in (layouts if isinstance(layouts, (tuple, list)) else (layouts,)))
     if pending and (getattr(of, "use_local_output", True) or not name):
         said = f"{type(style).__name__}({option}=Partial()) of {name or 'the whole module'}"
         what = f"{said} hands out each rank's part of a sum, and a plan computes one whole value"

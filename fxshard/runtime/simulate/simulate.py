@@ -147,9 +147,10 @@ def _issued(step: Step, args: Sequence[Any]) -> IssuedCollective:
 
 
 def _padded(step: Step, args: Sequence[Any], arrived: torch.Tensor) -> torch.Tensor:
-    """What arrived; rows of experts are the first of a buffer, whose other rows are undefined: here NaN, so that reading them shows."""
+    """What arrived, dense as from a process group; rows of experts are the first of a buffer, whose other rows are undefined: here NaN, so
+    that reading them shows."""
     if KINDS[step.node.target] not in ROWS:
-        return arrived
+        return arrived.contiguous()
     return torch.cat([arrived, arrived.new_full((args[3] - len(arrived), *arrived.shape[1:]), math.nan)])
 
 

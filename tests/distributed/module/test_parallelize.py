@@ -196,6 +196,29 @@ def between_other_layers() -> None:
         same(leaf.grad, its.grad)
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x), self.other(y)
+
+
+def an_input_without_a_gradient() -> None:
+    """A loss of one of two results: the input of the other has no gradient, as on one device."""
+    torch.manual_seed(0)
+    model, values = TwoHeads().double(), torch.randn(2, 4, 6, dtype=torch.float64)
+    reference, (x, y), (v, w) = (
+        copy.deepcopy(model),
+        *((values[0].clone().requires_grad_(), values[1].clone().requires_grad_()) for _ in "ab"),
+    )
+    fxshard.parallelize(model, (x, y), mesh(), compiler="eager", parallel={"dp": "ddp"})(x, y)[1].square().sum().backward()
+    reference(v, w)[1].square().sum().backward()
+    assert x.grad is None and v.grad is None and y.grad is not None and w.grad is not None
+    same(y.grad, w.grad)
+
+
 def sharded_outputs_need_dtensors() -> None:
     """Plain arguments with a plan that shards an output raise an error before anything runs; with a DTensor argument it is a DTensor."""
     torch.set_default_dtype(torch.float64)
@@ -419,6 +442,7 @@ found, test_two_ranks = two_ranks(
     own_batches,
     gradients_of_inputs,
     between_other_layers,
+    an_input_without_a_gradient,
     sharded_outputs_need_dtensors,
     dumps,
     autocast,

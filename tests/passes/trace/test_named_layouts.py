@@ -84,10 +84,12 @@ def test_to_local_of_a_sharded_parameter_is_whole_and_says_so(mesh: DeviceMesh, 
 
 
 def meshes_of_values(model: Any, x: Tensor) -> Tensor:
-    """The meshes of a parameter, of a view of it, of a call's result and of what is computed from that name the mesh of calls."""
+    """The meshes of a parameter, of a call's result and of what is computed from that name the mesh of calls; plain tensors have none."""
     weight = DTensor.from_local(model.weight.full_tensor(), model.weight.device_mesh, [Replicate()])
     scores = distribute_tensor(x @ weight.full_tensor(), weight.device_mesh, [Shard(1)]).sin()
-    ones = distribute_tensor(torch.ones_like(x), model.weight.t().device_mesh, [Shard(0)])
+    ones = distribute_tensor(
+        torch.ones_like(x) if hasattr(x, "device_mesh") else torch.ones_like(x) * 2, model.weight.device_mesh, [Shard(0)]
+    )
     return scores.redistribute(scores.device_mesh, [Shard(0)]).full_tensor() + ones.full_tensor().sum()
 
 
@@ -97,7 +99,7 @@ def test_device_mesh_of_values_in_a_forward(mesh: DeviceMesh) -> None:
     assert named == [(Replicate(),), (Shard(1),), (Shard(0),), (Shard(0),)]
     weight = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
     found = fxshard.simulate(fxshard.lower(model, (X,), plan), (X,), weights={"weight": weight}).outputs
-    torch.testing.assert_close(found, (X @ weight).sin() + X.numel(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, (X @ weight).sin() + 2 * X.numel(), rtol=1e-9, atol=1e-12)
     assert not hasattr(torch.Tensor, "device_mesh")
 
 
