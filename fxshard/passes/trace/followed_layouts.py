@@ -13,11 +13,14 @@ from fxshard.strategies import call_of, outputs_from
 Placements = tuple[Placement, ...]
 
 
-def followed(node: fx.Node, named: Mapping[fx.Node, Placements], is_dtensor: Callable[[fx.Node], bool]) -> Placements | None:
+def followed(
+    node: fx.Node, named: Mapping[fx.Node, Placements], is_dtensor: Callable[[fx.Node], bool], is_sharded: Callable[[fx.Node], bool]
+) -> Placements | None:
     """The placements of ``node``, computed from values of ``named`` placements; None if they are unknown.
 
     An operator gives the layout in which eager DTensor has its result if it can read these values as they are in one way only. What else
-    it reads must be scalars and vectors, as the weight of a norm: a matrix may be sharded, and eager DTensor might move either.
+    it reads must be scalars and vectors, as the weight of a norm, that no sharded parameter decides (``is_sharded``): a matrix may be
+    sharded, and eager DTensor might move either.
     """
     found: dict[fx.Node, tuple[Placements, ...] | None] = {one: (placements,) for one, placements in named.items()}
     before = ancestors([node])
@@ -32,7 +35,7 @@ def followed(node: fx.Node, named: Mapping[fx.Node, Placements], is_dtensor: Cal
             read = operands(one)
             given = [known(value) for value in read]
             free = [value for value, placements in zip(read, given, strict=True) if placements is None]
-            if len(free) < len(read) and all(not is_dtensor(value) and value.meta["val"].dim() <= 1 for value in free):
+            if len(free) < len(read) and not any(is_dtensor(v) or is_sharded(v) or v.meta["val"].dim() > 1 for v in free):
                 found[one] = _outputs(one, given)
     return known(node)
 

@@ -49,20 +49,27 @@ class _Known:
     dtensor: bool = False
     axes: str = ""
     from_dtensor: bool = False
+    sharded: frozenset[str] = frozenset()
+    """The axes on which parameters from which it is computed are sharded, in layouts that no call names."""
 
 
 @dataclass(frozen=True)
 class OnMesh:
-    """A DTensor among parameters and inputs. ``axes``: of its mesh, ``"tp=4"``. ``sharded``: whether a rank may have a part of it only."""
+    """A DTensor among parameters and inputs. ``axes``: of its mesh, ``"tp=4"``. ``sharded``: those on which a rank has a part of it."""
 
     axes: str
-    sharded: bool
+    sharded: frozenset[str]
 
 
 def meshes_of(tensors: Mapping[str, Any]) -> dict[str, OnMesh]:
     """The DTensors among ``tensors``, by name."""
     found = {name: x for name, x in tensors.items() if isinstance(x, DTensor)}
-    return {name: OnMesh(str(as_mesh(x.device_mesh)), not all(p.is_replicate() for p in x.placements)) for name, x in found.items()}
+    meshes = {name: as_mesh(x.device_mesh) for name, x in found.items()}
+    return {name: OnMesh(str(mesh), _sharding_axes(found[name], mesh)) for name, mesh in meshes.items()}
+
+
+def _sharding_axes(x: DTensor, mesh: Mesh) -> frozenset[str]:
+    return frozenset(axis for axis, placement in zip(mesh.axis_names, x.placements, strict=True) if not placement.is_replicate())
 
 
 def named_layouts(
@@ -97,8 +104,9 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
         axes = next((k.axes for k in sorted(before, key=lambda k: not k.dtensor) if k.axes), "")  # a parameter may be on more axes
         if node.op == "placeholder":
             end = inputs.get(node.name)
-            mesh = meshes[end.name].axes if end and end.name in meshes else ""
-            known[node] = _Known(axes=mesh, from_dtensor=bool(mesh) and end is not None and end.kind == "input")
+            held = meshes.get(end.name) if end else None
+            of_input = held is not None and end is not None and end.kind == "input"
+            known[node] = _Known(axes=held.axes if held else "", from_dtensor=of_input, sharded=held.sharded if held else frozenset())
         elif node.target is PLACED:
             axes = str(node.args[2]) or axes or _only_mesh(meshes, node)
             node.args = (*node.args[:2], axes, *node.args[3:])
@@ -113,7 +121,8 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
                 raise _pending("to_local hands out a pending sum", node.args[0])
             known[node] = _Known(False, axes, before[0].from_dtensor and not _is_whole(node))
         else:
-            known[node] = _Known(any(k.dtensor for k in before), axes, any(k.from_dtensor for k in before))
+            sharded = frozenset[str]().union(*(k.sharded for k in before))
+            known[node] = _Known(any(k.dtensor for k in before), axes, any(k.from_dtensor for k in before), sharded)
     if shards:
         raise LocalInputsError(shards, where)
     return known
@@ -199,7 +208,8 @@ def _form(node: fx.Node, name: str, known: Mapping[fx.Node, _Known]) -> OutputFo
     if kind == "local":
         axes = known[source].axes
         named = {n: tuple(_placements(n).values()) for n, k in known.items() if n.target is PLACED and k.axes == axes}
-        layout = followed(source, named, lambda value: known[value].dtensor)
+        names = set(parse_mesh(axes).axis_names)
+        layout = followed(source, named, lambda value: known[value].dtensor, lambda value: not names.isdisjoint(known[value].sharded))
         if layout is None or any(p.is_partial() for p in layout):
             what = f"{name} is returned as the local shard of a DTensor whose layout the model does not name"
             raise TraceError(what, where=source_line(node), remedy="redistribute it to a layout before to_local, or return the DTensor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -81,6 +82,15 @@ def test_to_local_of_a_sharded_parameter_is_whole_and_says_so(mesh: DeviceMesh, 
     weight = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
     found = fxshard.simulate(fxshard.lower(model, (X,), plan), (X,), weights={"weight": weight}).outputs
     torch.testing.assert_close(found, X @ weight, rtol=1e-9, atol=1e-12)
+
+
+def test_a_sharded_vector_that_no_call_places_decides_the_layout_of_eager_execution(mesh: DeviceMesh) -> None:
+    """Eager DTensor gives (6, 2), sharded as the vector; the replicated (6, 4) would be another result."""
+    model = Calls(lambda m, x: torch.where(m.weight > 2, y := DTensor.from_local(x, m.mesh, [Replicate()]), y * 2).to_local(), mesh)
+    for placement, refused in ((Shard(0), True), (Replicate(), False)):
+        model.weight = nn.Parameter(distribute_tensor(torch.arange(4.0, dtype=torch.float64), mesh, [placement]))
+        with pytest.raises(TraceError, match="does not name") if refused else contextlib.nullcontext():
+            fxshard.plan(model, (X,), fxshard.Mesh({"tp": 2}), train=False, cache=False)
 
 
 def meshes_of_values(model: Any, x: Tensor) -> Tensor:
