@@ -75,18 +75,23 @@ def test_a_chain_of_stages_computes_what_the_model_does(before: list[str]) -> No
         assert parameter.grad is not None and torch.allclose(parameter.grad, gradients[name], rtol=1e-12), name
 
 
-class Repeated(Net):
+class Repeated(nn.Module):
     """The layers of a group of ``together`` run one after the other, then once more, before those of the next group."""
 
     together = 1
 
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(11, 6), nn.ModuleList(Block() for _ in range(layers))
+        self.head = nn.Linear(6, 11, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
         first = x = self.embedding(tokens)
-        mask = torch.zeros((), dtype=torch.bool)
+        angles, mask = x.new_zeros(6), torch.zeros((), dtype=torch.bool)
         for start in range(0, len(self.layers), self.together):
             for _ in range(2):
                 for layer in self.layers[start : start + self.together]:
-                    x = layer(x, self.angles.sin(), mask, first)
+                    x = layer(x, angles, mask, first)
         return self.head(x)
 
 

@@ -125,7 +125,7 @@ def reduce_scatter(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, sh
     else:
         buffer = x if _is_stack(local, x, dim, n, after_ceil) else _stack_pieces(local, x, dim, n, after_ceil)
         if buffer is x and dim:
-            buffer = local.emit(aten.reshape.default, contiguous(local, x), joint(after_ceil, 0, n))
+            buffer = local.emit(aten.view.default, contiguous(local, x), joint(after_ceil, 0, n))
     collective = local.emit(c10d.reduce_scatter_tensor.default, contiguous(local, buffer), op, n, group)
     result = cut_to(local, wait(local, collective), local.local_shape(shape, after))
     return _mean(local, result, divide, n), collective
@@ -140,7 +140,7 @@ def _is_stack(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[int,
 def _stack_pieces(local: LocalGraph, x: fx.Node, dim: int, n: int, block: tuple[int, ...]) -> fx.Node:
     size = local.shape(x)[dim]
     if at_once(size, n):
-        return local.emit(aten.reshape.default, contiguous(local, stacked(local, x, dim, n, block)), [n * block[0], *block[1:]])
+        return local.emit(aten.view.default, contiguous(local, stacked(local, x, dim, n, block)), [n * block[0], *block[1:]])
     pieces = [pad_to(local, piece(local, x, dim, *chunk(size, n, i)), block) for i in range(n)]
     return local.emit(aten.cat.default, pieces, 0)
 
@@ -154,7 +154,7 @@ def all_to_all(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape:
     block = exchange_shape(step, layout, shape, local.mesh)
     size = local.shape(x)[new]
     if _is_stack(local, x, new, n, block):
-        sent = local.emit(aten.reshape.default, contiguous(local, x), [n, *block])
+        sent = local.emit(aten.view.default, contiguous(local, x), [n, *block])
     elif at_once(size, n):
         sent = contiguous(local, stacked(local, x, new, n, block))
     else:

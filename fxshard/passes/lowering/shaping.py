@@ -91,7 +91,7 @@ def side_by_side(local: LocalGraph, blocks: fx.Node, shape: Sequence[int], dim: 
     x = cut_to(local, blocks, (n, *block[:dim], length, *block[dim + 1 :]))
     if dim:
         x = local.emit(aten.permute.default, x, [*range(1, dim + 1), 0, *range(dim + 1, len(block) + 1)])
-    x = local.emit(aten.reshape.default, contiguous(local, x), [*block[:dim], n * length, *block[dim + 1 :]])
+    x = local.emit(aten.view.default, contiguous(local, x), [*block[:dim], n * length, *block[dim + 1 :]])
     return cut_to(local, x, shape)
 
 
@@ -146,8 +146,7 @@ def is_dense(value: torch.Tensor) -> bool:
 
 
 def contiguous(local: LocalGraph, x: fx.Node) -> fx.Node:
-    """A dense copy for a collective; ``x`` itself if it is dense. What reads it must bear other strides: kernels may give others than
-    their fakes, as a convolution in channels_last, and a copy is then made where it is needed, by ``reshape`` or the collective."""
+    """A dense copy for a collective; ``x`` itself if it is dense."""
     if is_dense(x.meta["val"]):
         return x
     return local.emit(aten.clone.default, x, memory_format=torch.contiguous_format)

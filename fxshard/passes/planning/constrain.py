@@ -459,8 +459,10 @@ def _plan_pins(graph: PlanningGraph, mesh: Mesh, plan: ShardingPlan) -> dict[str
 
 def _returned_whole(graph: PlanningGraph, specs: Mapping[str, OpSpec]) -> frozenset[str]:
     """The inputs that the plan shards, while their gradients or new values are whole."""
+    if "output" not in specs:
+        return frozenset()
     sharded = {i.name for i in graph.inputs_of("input") if i.node in specs and not specs[i.node].outputs[0].is_replicated}
-    returned = zip(graph.outputs, specs["output"].inputs if "output" in specs else (), strict=False)
+    returned = zip(graph.outputs, specs["output"].inputs, strict=True)
     return frozenset(end.name for end, layout in returned if end.kind != "output" and end.name in sharded and layout.is_replicated)
 
 

@@ -53,7 +53,7 @@ class RequestBuilder:
             optimizer=o.optimizer,
             cache=o.cache,
             sampled=sampled,
-            returned_whole=frozenset(o.name for o in self.graph.outputs if o.kind != "output" and o.name in plain),
+            returned_whole=frozenset(end.name for end in self.graph.outputs if end.kind != "output" and end.name in plain),
         )
 
     def outputs_with(self, default: Layouts) -> Any:

@@ -209,10 +209,9 @@ def an_input_without_a_gradient() -> None:
     """A loss of one of two results: the input of the other has no gradient, as on one device."""
     torch.manual_seed(0)
     model, values = TwoHeads().double(), torch.randn(2, 4, 6, dtype=torch.float64)
-    reference, (x, y), (v, w) = (
-        copy.deepcopy(model),
-        *((values[0].clone().requires_grad_(), values[1].clone().requires_grad_()) for _ in "ab"),
-    )
+    reference = copy.deepcopy(model)
+    x, y = (value.clone().requires_grad_() for value in values)
+    v, w = (value.clone().requires_grad_() for value in values)
     fxshard.parallelize(model, (x, y), mesh(), compiler="eager", parallel={"dp": "ddp"})(x, y)[1].square().sum().backward()
     reference(v, w)[1].square().sum().backward()
     assert x.grad is None and v.grad is None and y.grad is not None and w.grad is not None

@@ -118,6 +118,32 @@ def local_results_of_fsdp_over_tensor_parallelism() -> None:
         torch.testing.assert_close(have, want.detach(), rtol=1e-9, atol=1e-12)
 
 
+class Turned(nn.Module):
+    """Dims 0 and 1 of its input change places."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+
+def local_results_without_the_dim_of_the_batch() -> None:
+    """Rows that are flattened stay the rank's; for a batch that is no dim of the result where it was, the layout has to be said."""
+    both, single = mesh(), made(net)
+    x = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mine = x.chunk(2)[both.get_local_rank("dp")]
+    passed = fxshard.local_batch(mine, both, axis="dp")
+    for before, want in ((nn.Flatten(0, 1), single(mine.flatten(0, 1))), (Turned(), single(mine.transpose(0, 1)))):
+        model, said = nn.Sequential(before, copy.deepcopy(single)), {}
+        parallel.parallelize_module(model, both["tp"], {"1.0": ColwiseParallel(), "1.2": RowwiseParallel()})
+        if isinstance(before, Turned):
+            with pytest.raises(
+                FxshardError, match=r"outputs\[0\] is returned as this rank's part, and none of its dims is dim 0(.|\n)*output_layouts="
+            ):
+                fxshard.parallelize(model, (passed,), both, compiler="eager", train=False)
+            said = {"output_layouts": {"outputs[0]": {"dp": Shard(1)}}}
+        have = fxshard.parallelize(model, (passed,), both, compiler="eager", train=False, **said)(passed)
+        torch.testing.assert_close(have, want.detach(), rtol=1e-9, atol=1e-12)
+
+
 def _fully_sharded(both: Any) -> Any:
     model = made(Decoder)
     parallel.parallelize_module(model, both["tp"], LINEAR)
@@ -195,5 +221,6 @@ found, test_four_ranks = on_ranks(
     a_users_style,
     fsdp_over_tensor_parallelism,
     local_results_of_fsdp_over_tensor_parallelism,
+    local_results_without_the_dim_of_the_batch,
     a_measured_step,
 )

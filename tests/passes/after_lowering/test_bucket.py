@@ -59,19 +59,23 @@ def test_pieces_stay_apart() -> None:
     assert [len(set(c.serves)) for c in merged.collectives] == [len(c.serves) for c in merged.collectives] == [1, 2, 1]
 
 
-class Labelled(Mixture):
+class Labelled(nn.Module):
     """Integers that change their layout, beside the numbers of rows for each expert."""
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        return super().forward(x), labels.t()
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixture = Mixture(6, 2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.mixture(x), labels.t()
 
 
 def test_only_all_to_alls_of_one_form_are_merged() -> None:
     """Those of labels send one row to each rank, those of numbers of rows one for each of its experts."""
-    model = Labelled(6, 2).double()
+    model = Labelled().double()
     args = (torch.rand(8, 8, dtype=torch.float64), torch.arange(32).view(8, 4))
     graph = trace(model, args, train=False)
-    pins = {"up": "S(0)", "down": "S(0)", "to_experts*": ("P(experts)", "P(experts)")}
+    pins = {"mixture.up": "S(0)", "mixture.down": "S(0)", "to_experts*": ("P(experts)", "P(experts)")}
     request = Request(pins=pins, input_layouts="S(0)", output_layouts={"outputs[0]": "S(0)", "outputs[1]": "S(0)"})
     program = bucket(lower(graph, plan_graph(graph, Mesh({"ep": 2}, hardware="cpu"), request)))
     found = simulate_program(program, program_values(program, model, args, {}))

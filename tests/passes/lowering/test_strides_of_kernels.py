@@ -1,4 +1,4 @@
-"""Kernels may give other strides than their fakes: lowered graphs, and the simulator's collectives, compute the same numbers then."""
+"""Kernels may give other strides than their fakes: what collectives return in the simulator is dense then too, as from a process group."""
 
 from __future__ import annotations
 
