@@ -51,9 +51,10 @@ def split(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], befo
     Parameters and buffers are the model's own. Raises TraceError if the model cannot be exported, PlanError if pipelines do not support
     it or stages would share a parameter.
     """
-    stages = _split(model, args, kwargs, _Marked(tuple(before)))
-    if shared := fixed_starts(("the first layer", *before), [parameters_of(stage.module) for stage in stages], model):
-        raise no_cut(shared, before, len(stages))
+    marked = _Marked(tuple(before))
+    stages = _split(model, args, kwargs, marked)
+    if shared := fixed_starts(("the first layer", *marked.called), [parameters_of(stage.module) for stage in stages], model):
+        raise no_cut(shared, marked.called, len(stages))
     return stages
 
 

@@ -41,7 +41,7 @@ class Copied(Weighted):
         return chosen.clone().view(-1, self.choices)
 
     def back(self, chosen: Tensor, ids: Tensor) -> Tensor:
-        return chosen.to(torch.int64).detach()
+        return chosen.int().detach()
 
 
 class Turned(Weighted):

@@ -122,6 +122,8 @@ def test_calls_of_a_layer_in_two_stages_are_refused() -> None:
         PlanError, match=r"share a parameter, layers.0.norm.weight, read with the first layer and with layers.2\n.*call each"
     ):
         split(AllTwice(), (tokens,), {}, ["layers.2"])
+    with pytest.raises(PlanError, match=r"layers.0.norm.weight, read with the first layer and with layers.3\n"):
+        split(AllTwice(), (tokens,), {}, ["layers.3", "layers.1"])
 
 
 def test_values_pass_through_and_constants_are_computed_in_each_stage() -> None:

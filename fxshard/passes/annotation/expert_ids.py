@@ -14,8 +14,8 @@ from fxshard.passes.annotation.expert_values import END, START
 from fxshard.plans.plan_data import OpSpec
 
 KEEPING = ("alias", "clone", "contiguous", "detach", "expand", "reshape", "view", "_to_copy", "_unsafe_view")
-"""Operators whose result has the values of their operand, if it has its shape and dtype, or more bits."""
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+"""Operators whose result has the values of their operand, if it has its shape, and integers of at least 32 bits where dtypes differ."""
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 Route = tuple[int, str]
 """(number of the ids, number of experts): what decides which rows a rank has, and in which order."""
 
@@ -72,8 +72,8 @@ def _keeps(node: fx.Node, source: fx.Node) -> bool:
     new, old = node.meta.get("val"), source.meta.get("val")
     if _name(node) not in KEEPING or not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
         return False
-    wider = old.dtype in INTEGERS and new.dtype == torch.int64
-    return plain_shape(new.shape) == plain_shape(old.shape) and (new.dtype == old.dtype or wider)
+    holds = old.dtype in INTEGERS and new.dtype in (torch.int32, torch.int64)  # numbers of experts have fewer than 32 bits
+    return plain_shape(new.shape) == plain_shape(old.shape) and (new.dtype == old.dtype or holds)
 
 
 def _name(node: fx.Node) -> str:
