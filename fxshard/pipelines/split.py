@@ -8,6 +8,7 @@ every other value that a later stage reads passes through the stages between.
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,14 @@ from torch import fx, nn
 from torch.distributed.pipelining import pipeline
 from torch.fx.node import map_aggregate
 
+from fxshard._torch_compat import pytree
+from fxshard._torch_compat.dynamo.capture import captured_out_spec
 from fxshard._torch_compat.operators import assert_tensor_metadata
 from fxshard._torch_compat.pipelining import PIPE_SPLIT
 from fxshard.errors import PlanError, TraceError, closest
 from fxshard.pipelines.refusals import check_graph, fixed_starts, is_further_call, modules_of, no_cut, parameters_of
+
+log = logging.getLogger("fxshard")
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,14 @@ def split(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], befo
     stages = _split(model, args, kwargs, marked)
     if shared := fixed_starts(("the first layer", *marked.called), [parameters_of(stage.module) for stage in stages], model):
         raise no_cut(shared, marked.called, len(stages))
+    if marked.keys:
+        what = "the model returns a dict, and torch's schedules pass tensors"
+        log.warning("%s: the loss function and the last stage's caller get %s", what, _as_text(marked.keys))
     return stages
+
+
+def _as_text(keys: Sequence[str]) -> str:
+    return f"the tensor {keys[0]!r}" if len(keys) == 1 else f"a tuple, in this order: {', '.join(keys)}"
 
 
 def split_layers(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[StageModule, ...]]:
@@ -98,16 +110,19 @@ class _Marked:
     """torch's split policy: marks the beginnings of stages.
 
     ``every``: a stage begins with each of the modules ``before`` that is called, except the first. ``called``: those that are called, in
-    order; ``trained``: the names of values that depend on a trained parameter; both are known afterwards.
+    order; ``trained``: the names of values that depend on a trained parameter; ``keys``: those of the dict that the model returns, in
+    the order of its tensors. They are known afterwards.
     """
 
     def __init__(self, before: tuple[str, ...], every: bool = False) -> None:
         self.before, self.every = before, every
         self.trained = frozenset[str]()
         self.called: tuple[str, ...] = ()
+        self.keys: tuple[str, ...] = ()
 
     def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
         check_graph(module)
+        self.keys = _keys_of_results(module)
         _make_neutral(module.graph)
         starts = self._starts(module.graph)
         _join_calls(module.graph)
@@ -135,6 +150,16 @@ class _Marked:
         order = {node: i for i, node in enumerate(graph.nodes)}
         self.called = tuple(sorted(set(self.before) - set(lacking), key=lambda name: order[first[name]]))
         return [first[name] for name in self.called[self.every :]]
+
+
+def _keys_of_results(module: fx.GraphModule) -> tuple[str, ...]:
+    """The keys of the dict that the model returns, with one for each tensor: ``state.0`` if its value is a tuple. () if it returns none."""
+    spec = captured_out_spec(module)
+    result = pytree.tree_unflatten(range(spec.num_leaves), spec)
+    if not isinstance(result, Mapping):
+        return ()
+    leaves, _ = pytree.tree_flatten_with_path(dict(result))
+    return tuple(".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path, _ in leaves)
 
 
 def _make_neutral(graph: fx.Graph) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -124,6 +125,22 @@ def test_calls_of_a_layer_in_two_stages_are_refused() -> None:
         split(AllTwice(), (tokens,), {}, ["layers.2"])
     with pytest.raises(PlanError, match=r"layers.0.norm.weight, read with the first layer and with layers.3\n"):
         split(AllTwice(), (tokens,), {}, ["layers.3", "layers.1"])
+
+
+class Named(Repeated):
+    def forward(self, tokens: Tensor) -> dict[str, Any]:  # type: ignore[override]
+        logits = super().forward(tokens)
+        return {"logits": logits, "losses": (logits.mean(), logits.logsumexp(-1))}
+
+
+def test_a_dict_of_results_becomes_a_tuple_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model, tokens = Named().double(), arguments()[0]
+    want = model(tokens)
+    with caplog.at_level(logging.WARNING, "fxshard"):
+        stages = split(model, (tokens,), {}, ["layers.2"])
+    found = run(stages, (tokens,))
+    assert all(torch.equal(x, y) for x, y in zip(found, (want["logits"], *want["losses"]), strict=True))
+    assert "the loss function and the last stage's caller get a tuple, in this order: logits, losses.0, losses.1" in caplog.text
 
 
 def test_values_pass_through_and_constants_are_computed_in_each_stage() -> None:

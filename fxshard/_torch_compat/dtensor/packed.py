@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._collective_utils import pad_tensor
 from torch.distributed.tensor._ops import _view_ops
 from torch.distributed.tensor.placement_types import Placement, _StridedShard, _StridedShardOffsetMode
@@ -108,6 +108,11 @@ class PackedShard(_StridedShard):
 
 
 @functools.cache
+def without_strides(placements: Sequence[Placement]) -> list[Placement]:
+    """``placements`` with a ``Shard`` of the same dim in place of torch's ``_StridedShard``, which an operator on shards may leave."""
+    return [Shard(p.dim) if type(p) is _StridedShard else p for p in placements]
+
+
 def keep_packed() -> None:
     """From now on DTensor's operators keep packed placements wherever they keep strided ones; to be called before DTensor decides on such
     an operator for the first time (a ``detach``, from 2.14 on), as it remembers. Views that would merge or split a packed dim

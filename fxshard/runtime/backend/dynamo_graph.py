@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.dtensor.packed import without_strides
 from fxshard._torch_compat.dynamo.capture import dynamo_frame, dynamo_source
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.graph.planning_graph import PlanningGraph
@@ -106,9 +107,8 @@ def read_graph(module: fx.GraphModule, example_inputs: Sequence[Any], predict: b
 
 def _predicted(output: Any) -> Layout | None:
     value = output.meta.get("example_value") if isinstance(output, fx.Node) and output.op != "placeholder" else None
-    if not isinstance(value, DTensor) or any(type(p) not in (Shard, Replicate) for p in value.placements):
-        return None
-    return Layout(value.placements)
+    placements = without_strides(value.placements) if isinstance(value, DTensor) else []
+    return Layout(placements) if placements and all(type(p) in (Shard, Replicate) for p in placements) else None
 
 
 def _argument_index(source: str, variables: Sequence[str]) -> int:

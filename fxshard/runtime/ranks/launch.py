@@ -41,7 +41,8 @@ REMEDIES: Mapping[str, str] = {
     "mesh": "build the same DeviceMesh on all ranks: axis names, sizes, and the ranks along them",
     "shape": _GLOBAL,
     "rule": "register the same rules on all ranks (fxshard.register_rule): import the modules that do so on each",
-    "graph": "build the same model on all ranks, with the same settings and in the same mode (train or eval)",
+    "graph": "build the same model on all ranks, with the same settings and in the same mode (train or eval); numbers that it reads are "
+    "part of the graph, and must not be the rank's own (get_local_rank(), the size of a shard)",
     "weights": "call torch.manual_seed with the same seed on all ranks before building the model, or load one checkpoint on all of them",
     "plan": "pass the same plan on all ranks, or none: then rank 0 plans for all",
     "program": "pass the same options on all ranks, and load the same file",

@@ -114,6 +114,22 @@ def expanded() -> None:
         torch.testing.assert_close(results[1].full_tensor(), results[0].full_tensor(), rtol=1e-9, atol=1e-9)
 
 
+def flattened() -> None:
+    """Where eager DTensor leaves a strided shard, a result is a shard of the same whole values, whose parts take no more memory."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    options = {"compiler": "eager", "timeout": 60.0}
+    for function, placement, shape in (
+        (lambda x: x.transpose(0, 1).reshape(-1), Shard(0), (4, 6)),
+        (lambda x: x.flatten(0, 1).tanh(), Shard(1), (4, 6, 8)),
+        (lambda x: (x.redistribute(mesh, [Shard(1)]) * 2).flatten(0, 1), Shard(0), (4, 6, 8)),
+    ):
+        (x,) = dtensor(placement, *shape)(mesh)
+        want, found = function(x), torch.compile(function, backend="fxshard", fullgraph=True, options=options)(x)
+        assert [type(p).__name__ for p in want.placements] == ["_StridedShard"]
+        assert found.placements == (Shard(0),) and found.to_local().numel() == want.numel() // 2
+        torch.testing.assert_close(found.full_tensor(), function(x.full_tensor()) if placement.dim else want.full_tensor())
+
+
 def run_dynamic(name: str) -> None:
     """Three sizes, dynamic from the start."""
     mesh = DeviceMesh("cpu", [0, 1])
@@ -130,6 +146,6 @@ found, test_two_ranks = cases_on_ranks(
     2,
     {name: partial(run_case, name) for name in CASES}
     | {name: partial(run_dynamic, name) for name in DYNAMIC}
-    | {"expanded": expanded}
+    | {"expanded": expanded, "flattened": flattened}
     | {f"written_later_{name}": partial(written_later, one) for name, one in (("rows", Shard(0)), ("whole", Replicate()))},
 )

@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import HigherOrderOperator, pytree
 from fxshard._torch_compat.dtensor.captured import captured_mesh
+from fxshard._torch_compat.dtensor.packed import without_strides
 from fxshard._torch_compat.fakes import FakeTensorMode
 from fxshard.errors import PlanError, TraceError
 from fxshard.graph.planning_graph import reached, source_line
@@ -213,7 +214,7 @@ class _Replacement:
             shape[dim] = shape[dim] * count
         sizes = [*shape, *whole]
         if all(isinstance(n, int) for n in sizes) and tuple(shape) != whole:
-            what = f"from_local makes a tensor of {whole} from shards of different sizes; here, one of {tuple(shape)} is expected"
+            what = f"from_local makes a tensor of {whole} from shards of different sizes; shards like this rank's make {tuple(shape)}"
             raise TraceError(what, where=source_line(call.node), remedy="pad the shards to one size")
 
     def _row_of_output(self, node: fx.Node) -> fx.Node:
@@ -233,11 +234,12 @@ class _Replacement:
     def _as_predicted(self, leaf: Any) -> Any:
         """An output that is a DTensor, in the layout that it has in eager execution, which code that calls DTensor's API relies on."""
         value = leaf.meta.get("example_value") if isinstance(leaf, fx.Node) and leaf.op != "placeholder" else None
-        if not self.calls or not isinstance(value, DTensor) or any(type(p) not in (Shard, Replicate) for p in value.placements):
+        placements = without_strides(value.placements) if self.calls and isinstance(value, DTensor) else []
+        if not placements or any(type(p) not in (Shard, Replicate) for p in placements):
             return leaf
         with _inserting(self.graph, leaf, self.graph.output_node().prev):
             placed = torch.ops.fxshard.placed.default
-            return self.graph.call_function(placed, (leaf, str(Layout(value.placements)), self.axes, False))
+            return self.graph.call_function(placed, (leaf, str(Layout(placements)), self.axes, False))
 
     def _read_row(self, placeholder: fx.Node, last: fx.Node) -> None:
         with _inserting(self.graph, placeholder, last):
