@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, optim
 
 DeviceOf = Callable[[Tensor, Any], torch.device | None]
+Shard = Callable[[Tensor, Tensor], Tensor]
 
 
 @functools.cache
@@ -29,3 +30,15 @@ def place_loaded_state(device_of: DeviceOf) -> None:
         return value.to(device=device, dtype=param.dtype if param.is_floating_point() else value.dtype)
 
     owner._process_value_according_to_param_policy = staticmethod(placed)
+
+
+@functools.cache
+def shard_loaded_state(shard: Shard) -> None:
+    """From now on what an optimiser loads for a parameter is ``shard(parameter, value)`` of what it would load."""
+    owner: Any = optim.Optimizer
+    before = owner._process_value_according_to_param_policy
+
+    def sharded(param: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return shard(param, before(param, value, *args, **kwargs))
+
+    owner._process_value_according_to_param_policy = staticmethod(sharded)

@@ -73,7 +73,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-    a, b = ctx.saved_tensors
+    a, b = (x.conj() if x.is_complex() else x for x in ctx.saved_tensors)  # torch's gradients are conjugated
     left, right, result = split(ctx.equation)
     to_a = torch.ops.fxshard.einsum(grad, b, f"{result},{right}->{left}") if ctx.needs_input_grad[0] else None
     to_b = torch.ops.fxshard.einsum(grad, a, f"{result},{left}->{right}") if ctx.needs_input_grad[1] else None

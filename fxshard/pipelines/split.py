@@ -103,7 +103,18 @@ def _split(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], mar
         remedy = "torch.export.export(model, args) must work; its error says where it stops"
         raise TraceError(f"the model cannot be split into stages: {error.__cause__ or error}", remedy=remedy) from error
     stages = [pipe.get_stage_module(i) for i in range(pipe.num_stages)]
+    for stage in stages:
+        _keep_transient(stage, model)
     return _chained(pipe.split_gm.graph, stages, marked.trained)
+
+
+def _keep_transient(stage: nn.Module, model: nn.Module) -> None:
+    """Registers the buffers that ``model`` leaves out of its state_dict as such in ``stage``: export does not."""
+    persistent = model.state_dict(keep_vars=True).keys()
+    for name, buffer in list(stage.named_buffers(remove_duplicate=False)):
+        if name not in persistent:
+            owner, _, last = name.rpartition(".")
+            stage.get_submodule(owner).register_buffer(last, buffer, persistent=False)
 
 
 class _Marked:

@@ -127,6 +127,14 @@ def test_calls_of_a_layer_in_two_stages_are_refused() -> None:
         split(AllTwice(), (tokens,), {}, ["layers.3", "layers.1"])
 
 
+def test_buffers_that_are_not_saved_are_not_saved_by_stages() -> None:
+    model = Net()
+    model.register_buffer("angles", model.angles, persistent=False)
+    stages = split(model, arguments(), {}, ["layers.1", "layers.3"])
+    assert all("angles" in dict(stage.module.named_buffers()) for stage in stages)
+    assert sorted(name for stage in stages for name in stage.module.state_dict()) == sorted(model.state_dict())
+
+
 class Named(Repeated):
     def forward(self, tokens: Tensor) -> dict[str, Any]:  # type: ignore[override]
         logits = super().forward(tokens)

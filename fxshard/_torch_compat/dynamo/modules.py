@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fxshard._torch_compat.dynamo.transforms import in_transform
+
 CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.wrap_activation_checkpoint)
 """Operators with a subgraph that tracing the whole model inlines."""
 
@@ -19,7 +21,8 @@ CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint, torch.ops.highe
 def returned_by_modules(mark: Any, names: Mapping[int, str]) -> Iterator[None]:
     """Within it, each call of a module is followed by ``mark(tensors, name)`` in the captured graph, with its output tensors in order.
 
-    ``names``: names of modules by their ids; other modules are not marked.
+    ``names``: names of modules by their ids; other modules are not marked, nor are calls within a transform of ``torch.func``, whose
+    values have dims of their own.
     """
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Called
@@ -29,7 +32,7 @@ def returned_by_modules(mark: Any, names: Mapping[int, str]) -> Iterator[None]:
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         result = original(self, tx, args, kwargs)
         name = names.get(id(self.value))
-        if name is not None and _is_in_the_whole(tx.output):
+        if name is not None and _is_in_the_whole(tx.output) and not in_transform():
             found: dict[Any, Any] = {}
             VariableTracker.visit(lambda v: found.update(_tensor(v)), result, side_effects=tx.output.side_effects)
             if found:

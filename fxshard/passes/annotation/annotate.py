@@ -29,7 +29,7 @@ from fxshard.passes.annotation.overlap import Windows
 from fxshard.passes.annotation.packing import packings_of, packs_of
 from fxshard.passes.annotation.prices import Prices
 from fxshard.passes.trace.named_layouts import PLACED, kept_specs, named_specs
-from fxshard.passes.trace.regions import region_specs
+from fxshard.passes.trace.regions import check_collective, region_specs
 from fxshard.plans.plan_data import OpSpec
 from fxshard.plans.sharding_plan import ShardingPlan
 from fxshard.shapes import DynamicDim, GraphFamily, WeightedSizes, depends_on, first_broken, sizes_named
@@ -306,6 +306,7 @@ def _annotated(graph: PlanningGraph, mesh: Mesh, family: GraphFamily | None) -> 
                 inputs[key] = tuple(OpSpec((), (layout,)) for layout in input_layouts(node, mesh, packed=packed))
             specs[node.name] = inputs[key]
         elif node.op == "call_function":
+            check_collective(node)
             call = calls[node.name]
             if node.name in late:
                 strategy = _replicated(call, mesh, late[node.name])

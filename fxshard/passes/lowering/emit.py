@@ -40,12 +40,23 @@ c10d = torch.ops._c10d_functional
 
 def emit_step(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
     """Applies ``step`` to ``x``, the local tensor in ``layout`` of a tensor with global ``shape``; returns (result, collective node)."""
-    if x.meta["val"].dtype != torch.bool or step.kind in LOCAL_STEPS:
+    value = x.meta["val"]
+    if step.kind in LOCAL_STEPS or not (value.dtype == torch.bool or value.is_complex()):
         return _emit(local, x, step, layout, shape)
+    if value.is_complex():
+        return _emit_in_pairs(local, x, step, layout, shape)
     # Bools travel as bytes: Inductor promotes a collective's bool operand with its integer arguments, to int64.
     as_bytes = local.emit(aten._to_copy.default, x, dtype=torch.uint8)
     result, collective = _emit(local, as_bytes, step, layout, shape)
     return local.emit(aten._to_copy.default, result, dtype=torch.bool), collective
+
+
+def _emit_in_pairs(local: LocalGraph, x: fx.Node, step: Step, layout: Layout, shape: tuple[int, ...]) -> tuple[fx.Node, fx.Node | None]:
+    """Complex numbers travel as pairs of real ones, along one more dim: gloo's all-to-all takes no others."""
+    pairs = local.emit(aten.view_as_real.default, local.emit(aten.resolve_conj.default, x))
+    result, collective = _emit(local, pairs, step, layout, (*shape, 2))
+    own = local.emit(aten.clone.default, result, memory_format=torch.contiguous_format)  # in a bucket it may start at an odd place
+    return local.emit(aten.view_as_complex.default, own), collective
 
 
 def takes_all_at_once(step: Step, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> bool:

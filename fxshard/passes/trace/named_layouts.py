@@ -7,7 +7,7 @@ the model returns in the same form: a DTensor, or the shard of one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from fxshard.errors import LayoutError, TraceError
-from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, producer, source_line
+from fxshard.graph.planning_graph import GraphInput, GraphOutput, OutputForm, operands, producer, reached, source_line
 from fxshard.layout.layouts import Layout, canonical, normalised_placement, sharding_axes
 from fxshard.mesh.mesh import Mesh, as_mesh, parse_mesh
 from fxshard.passes.trace.followed_layouts import followed
@@ -25,6 +25,7 @@ from fxshard.plans.plan_data import OpSpec
 
 log = logging.getLogger("fxshard")
 
+COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 PLACED, HANDED_OUT = torch.ops.fxshard.placed.default, torch.ops.fxshard.handed_out.default
 
 
@@ -79,7 +80,7 @@ def named_layouts(
 
     Completes the notes of the graph: ``placed`` nodes get their mesh, ``handed_out`` nodes go. ``meshes`` as of ``meshes_of``. Raises
     TraceError for a declared layout that whole values cannot have, LocalInputsError for inputs that are declared to be shards. Warns of
-    ``to_local`` of a sharded parameter, which is whole here.
+    the user's ``to_local`` of what is sharded or pending in torch, and is whole here.
     """
     if not any(node.target in (PLACED, HANDED_OUT) for node in joint.graph.nodes):
         return {}
@@ -87,8 +88,8 @@ def named_layouts(
     known = _known_values(joint, by_node, meshes)
     returned = zip(operands(joint.graph.output_node()), outputs, strict=True)
     forms = {end.name: _form(node, end.name, known) for node, end in returned if end.kind == "output"}
+    _warn_of_whole_values(joint, by_node, meshes)
     for node in joint.graph.find_nodes(op="call_function", target=HANDED_OUT):
-        _warn_of_whole_parameter(node, by_node, meshes)
         node.replace_all_uses_with(node.args[0])
         joint.graph.erase_node(node)
     return {name: form for name, form in forms.items() if form is not None}
@@ -128,11 +129,39 @@ def _known_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshe
     return known
 
 
-def _warn_of_whole_parameter(node: fx.Node, inputs: Mapping[str, GraphInput], meshes: Mapping[str, OnMesh]) -> None:
-    end = inputs.get(getattr(node.args[0], "name", ""))
-    if node.args[1] == "local" and end is not None and end.kind == "parameter" and end.name in meshes and meshes[end.name].sharded:
-        text = "%s: to_local() of parameter %s is the whole parameter here, with the numbers of one device, and not this rank's shard"
-        log.warning(text, source_line(node) or _module(node), end.name)
+def _warn_of_whole_values(joint: fx.GraphModule, inputs: Mapping[str, GraphInput], meshes: Mapping[str, OnMesh]) -> None:
+    """Warns of a ``to_local`` that the user wrote, if what is computed with it differs from what a rank computes in torch. One in torch's
+    styles, which have no line, comes before code that is meant for whole values too."""
+    tangents = [node for node in joint.graph.nodes if (end := inputs.get(node.name)) is not None and end.kind == "tangent"]
+    backward = reached(tangents, lambda node: node.users)
+    for node in joint.graph.find_nodes(op="call_function", target=HANDED_OUT):
+        source: Any = node.args[0]
+        end, line = inputs.get(source.name), source_line(node)
+        if node.args[1] != "local" or node in backward:
+            continue
+        if end is not None and end.kind == "parameter" and end.name in meshes and meshes[end.name].sharded:
+            text = "%s: to_local() of parameter %s is the whole parameter here, with the numbers of one device, and not this rank's shard"
+            log.warning(text, line or _module(node), end.name)
+        elif line and not _is_whole(node) and _is_computed_with(node, source.target is PLACED and not _is_pending(source), backward):
+            text = "%s: what follows to_local() is computed with the whole value here, as on one device, and not with this rank's part"
+            log.warning(text, line)
+
+
+def _is_computed_with(node: fx.Node, sharded: bool, backward: Set[fx.Node], changed: bool = False) -> bool:
+    """Whether a reader of ``node``, what a ``to_local`` gives or (``changed``) what elementwise operators make of it, has another result
+    than in torch. Between ``to_local`` and ``from_local`` of a shard elementwise operators have the same."""
+    for user in node.users:
+        if user in backward or user.target in (PLACED, HANDED_OUT):
+            continue
+        if user.op == "output":
+            differs = changed
+        else:
+            copies = user.target in COPIES
+            elementwise = sharded and torch.Tag.pointwise in getattr(user.target, "tags", ())
+            differs = not (copies or elementwise) or _is_computed_with(user, sharded, backward, changed or not copies)
+        if differs:
+            return True
+    return False
 
 
 def _declares_shard(node: fx.Node, before: _Known) -> bool:

@@ -146,8 +146,22 @@ def _check_inside(node: fx.Node, source: fx.Node) -> None:
             where=source_line(source),
             remedy="pass as arguments all tensors that the region's function reads, also those that it closes over, and place each result",
         )
-    if node.target in RANDOM or "c10d" in str(node.target):
+    if node.target in RANDOM or is_collective(node):
         kind = "draws random numbers" if node.target in RANDOM else "communicates"
         remedy = "draw before the region and pass the numbers" if node.target in RANDOM else "leave the result Partial, the plan reduces it"
         what = f"{node.target} {kind} in a local_map region, or between to_local and from_local"
         raise TraceError(what, where=source_line(node), remedy=remedy)
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether ``node`` is a collective of the user's, or waits for one."""
+    return "c10d" in str(node.target)
+
+
+def check_collective(node: fx.Node) -> None:
+    """Raises TraceError for a collective of the user's outside of a region: values are whole there, and would be added up once more."""
+    if is_collective(node):
+        what = f"the model calls a collective, {node.target}, where values are whole on every rank: the plan moves and reduces them"
+        remedy = "leave it out, or return a DTensor and redistribute it; code on a rank's shard may stand in a local_map region, "
+        remedy += "which returns Partial() for a sum"
+        raise TraceError(what, where=source_line(node) or f"node {node.name}", remedy=remedy)

@@ -30,6 +30,7 @@ from fxshard._torch_compat.dynamo.functions import all_functions
 from fxshard._torch_compat.dynamo.hooks import without_global_hooks
 from fxshard._torch_compat.dynamo.kernels import kernels_captured
 from fxshard._torch_compat.dynamo.side_effects import noted_side_effects
+from fxshard._torch_compat.dynamo.transforms import transforms_ended
 from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode, storage_key
 from fxshard._torch_compat.flex_attention import flex_attention_of_any_device
 from fxshard._torch_compat.fully_shard import is_fully_sharded
@@ -259,7 +260,7 @@ def joint_graph(
     flat_args, decompositions = _used(module, flat_args), planning_decompositions()
 
     def make() -> fx.GraphModule:
-        with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), Neutralise(replacements):
+        with contextlib.ExitStack() as stack, _grad(train), kernels_captured(), transforms_ended(), Neutralise(replacements):
             exported = aot_export_joint_with_descriptors(stack, module, tuple(flat_args), decompositions=decompositions)
         return exported.graph_module
 

@@ -47,6 +47,7 @@ NOT_DTENSORS = (
 MIXED = "got mixed torch.Tensor and DTensor"
 CACHE_MADE = "the model makes a cache of keys and values that its results hold: pass use_cache=False, as in training, or pass a cache to it"
 REMEDIES = {
+    "trace_autograd_ops": "take the gradient by torch.func.grad, which becomes part of the graph",
     r"unrecognized type UserDefinedObjectVariable\(\w*Cache\)": CACHE_MADE,
     EXPERTS_LOOP: GROUPED,
     r"nested_tensor|aten\._nested|[/\\]torch[/\\]nested[/\\]": NESTED,

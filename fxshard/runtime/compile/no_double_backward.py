@@ -30,5 +30,5 @@ class _NoDoubleBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         raise RunError(
             "a gradient of a sharded program is differentiated again: its backward has no backward",
-            remedy="take a second derivative inside the model (torch.autograd.grad in its forward), or on one device",
+            remedy="take a second derivative inside the model (torch.func.grad in its forward), or on one device",
         )

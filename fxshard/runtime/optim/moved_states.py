@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fxshard._torch_compat.loaded_state import shard_loaded_state
+
 _moved = WeakIdKeyDictionary()
 """The parameters that were moved, as keys."""
 
@@ -24,8 +26,10 @@ _moved = WeakIdKeyDictionary()
 @contextmanager
 def states_follow(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """After the block, each optimiser that steps brings its states of those DTensors that the block has moved to their layouts, also states
-    that it loads later. All ranks must step such an optimiser: moving communicates. If the block raises, nothing follows.
+    that it loads later. All ranks must step such an optimiser: moving communicates. If the block raises, nothing follows. Whole states,
+    equal on all ranks, are sharded like their DTensors when an optimiser loads them.
     """
+    shard_loaded_state(_as_parameter)
     before = [(p, p.device_mesh, p.placements) for p in parameters if isinstance(p, DTensor)]
     yield
     for parameter, mesh, placements in before:
@@ -45,6 +49,15 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for name, value in state.items():
             if isinstance(value, DTensor) and value.shape == parameter.shape:
                 state[name] = _like(value, parameter)
+
+
+def _as_parameter(parameter: torch.Tensor, value: Any) -> Any:
+    """A loaded state: a whole tensor of a DTensor's shape in the DTensor's layout."""
+    if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+        return value
+    if value.shape != parameter.shape or not value.dim():
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 @torch.no_grad()

@@ -15,13 +15,15 @@ from fxshard.layout.layouts import EXPERTS
 
 def has_reduction(op: str, dtype: torch.dtype) -> bool:
     """Whether values of ``dtype`` can be reduced by ``op``: booleans have no sum or product, integers no average, complex numbers no
-    maximum or minimum, 8-bit floats no reduction at all. Rows of experts may have any dtype."""
+    maximum or minimum, and no product, which collectives lack, 8-bit floats no reduction at all. Rows of experts may have any dtype."""
     if op == EXPERTS:
         return True
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return False
     if op in ("max", "min"):
         return not dtype.is_complex
+    if op == "product" and dtype.is_complex:
+        return False
     return is_inexact(dtype) or (op != "avg" and dtype != torch.bool)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -82,6 +83,47 @@ def test_to_local_of_a_sharded_parameter_is_whole_and_says_so(mesh: DeviceMesh, 
     weight = torch.arange(24.0, dtype=torch.float64).reshape(4, 6)
     found = fxshard.simulate(fxshard.lower(model, (X,), plan), (X,), weights={"weight": weight}).outputs
     torch.testing.assert_close(found, X @ weight, rtol=1e-9, atol=1e-12)
+
+
+def whole_of(model: Any, x: Tensor) -> DTensor:
+    return DTensor.from_local(x, model.mesh, [Replicate()])
+
+
+SHARDED: dict[str, Callable[[Any, Tensor], Any]] = {
+    "reduced": lambda m, x: whole_of(m, x).redistribute(m.mesh, [Shard(1)]).to_local().amax(1),
+    "returned": lambda m, x: whole_of(m, x).redistribute(m.mesh, [Shard(1)]).to_local() * 2,
+    "unknown": lambda m, x: (whole_of(m, x) @ m.weight).to_local().relu(),
+}
+SAME: dict[str, Callable[[Any, Tensor], Any]] = {
+    "returned": lambda m, x: whole_of(m, x).redistribute(m.mesh, [Shard(1)]).to_local().clone(),
+    "elementwise": chain,
+    "whole": lambda m, x: (whole_of(m, x) @ m.weight).redistribute(m.mesh, [Replicate()]).to_local().amax(1),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_computing_with_a_part_of_a_value_says_that_it_is_whole(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    planned(SHARDED[name], mesh)
+    (said,) = [r.getMessage() for r in caplog.records if "is computed with the whole value here" in r.getMessage()]
+    assert re.match(r".*test_named_layouts.py:\d+: .*to_local\(\)", said)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_parts_that_give_the_same_as_whole_values_say_nothing(mesh: DeviceMesh, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    model = Calls(SAME[name], mesh)
+    fxshard.plan(model, (X,), fxshard.Mesh({"tp": 2}), cache=False)
+    assert "computed with the whole value" not in caplog.text
+
+
+def summed_by_hand(model: Any, x: Tensor) -> Tensor:
+    return funcol.all_reduce((whole_of(model, x) @ model.weight).to_local(), "sum", model.mesh.get_group())
+
+
+def test_a_collective_of_the_users_is_refused_by_line(mesh: DeviceMesh) -> None:
+    with pytest.raises(
+        TraceError, match=r"(?s)calls a collective, _c10d_functional.all_reduce.*where: .*test_named_layouts.py.*all_reduce.*leave"
+    ):
+        planned(summed_by_hand, mesh)
 
 
 def test_a_sharded_vector_that_no_call_places_decides_the_layout_of_eager_execution(mesh: DeviceMesh) -> None:

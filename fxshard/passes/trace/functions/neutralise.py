@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 import fxshard.ops  # noqa: F401  (registers torch.ops.fxshard)
 from fxshard._torch_compat import c_nn
+from fxshard._torch_compat.dynamo.transforms import in_transform
 from fxshard._torch_compat.operators import safe_softmax
 from fxshard._torch_compat.sizes.symbols import surely
 from fxshard.passes.trace.functions.cross_entropy import LOSSES, LogSoftmaxes
@@ -36,7 +37,8 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 
 class Neutralise(TorchFunctionMode):
-    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; other functions run unchanged.
+    """Routes matmuls, attention, cross-entropy and random operators to ``torch.ops.fxshard``; other functions run unchanged, and all
+    within transforms of ``torch.func``.
 
     ``replacements``: further functions -> replacements, which run under this mode.
     """
@@ -50,6 +52,8 @@ class Neutralise(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if in_transform():  # our operators have no rules for vmap, grad and jvp, torch's do
+            return func(*args, **kwargs)
         replacement = _REPLACEMENTS.get(func)
         if replacement is not None:
             result = replacement(self, *args, **kwargs)

@@ -11,6 +11,7 @@ from torch import fx
 from torch.nn import functional
 
 from fxshard._torch_compat import pytree
+from fxshard._torch_compat.dynamo.transforms import transforms_ended
 from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.sizes.needless_guards import run_on_symbols
 from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
@@ -41,6 +42,6 @@ def probe(
     env = mode.shape_env  # sizes known only at run time become new symbols here, which no node will define
     symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
     shapes = recurrent_shapes() if has_recurrent(module) else contextlib.nullcontext()
-    with mode, shapes, torch.set_grad_enabled(grad), symbols, torch.random.fork_rng(devices=[]):
+    with mode, shapes, torch.set_grad_enabled(grad), symbols, transforms_ended(), torch.random.fork_rng(devices=[]):
         results = run_on_symbols(env, lambda: run(module, args)) if env else run(module, args)
     return pytree.tree_leaves(results)
