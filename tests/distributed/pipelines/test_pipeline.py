@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -109,6 +111,13 @@ def fully_sharded() -> None:
     assert planned.memory_limit == own.memory_limit and planned.memory <= 24_400
     assert sum(own.memory.values()) <= own.memory_limit < 24_400
     assert kinds["reduce_scatter"] + kinds["all_reduce"] == len(list(stage.submod.parameters())), "once a step, not for each microbatch"
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    dcp.save(stage.submod.state_dict(), checkpoint_id=folder[0])
+    whole = Logits()
+    fxshard.load_checkpoint(folder[0], whole)
+    for name, value in stage.submod.state_dict().items():
+        assert torch.equal(whole.state_dict()[name], value.full_tensor() if isinstance(value, DTensor) else value), name
 
 
 def interleaved() -> None:
