@@ -65,7 +65,7 @@ from fxshard.runtime.module.fully_sharded import fully_sharded_parameters, witho
 from fxshard.runtime.module.loading import accept_full_values
 from fxshard.runtime.module.module_program import ModuleProgram
 from fxshard.runtime.module.module_state import Hooks, ModuleSnapshot, ModuleState, hook_fields, original_forward, same_hooks
-from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, shard_for_program
+from fxshard.runtime.module.parameters import check_gradient_hooks, check_parameters, drop_gradients, shard_for_program
 from fxshard.runtime.module.plan_requests import MODE_NAMES, PlanRequests, mode_of
 from fxshard.runtime.module.refusals import COMPILED, check_surroundings, refuse_code, refuse_pickle, refuse_shared_memory
 from fxshard.runtime.module.replan_reasons import hooks_text, trainable_text
@@ -465,8 +465,9 @@ class ShardedForward:
             raise RunError("the forward of a parallelized module cannot be copied by itself", remedy="copy.deepcopy the module")
         new = object.__new__(ShardedForward)
         replaced = rebound(copy.deepcopy(self.replaced, memo), memo, {})
-        kept = {name: vars(self)[name] for name in ("device_mesh", "settings", "entry")}
-        vars(new).update(kept, model=memo[id(self.model)], origin=(self, replaced))
+        drop_gradients(self.model, memo)
+        vars(new).update(device_mesh=self.device_mesh, settings=self.settings, entry=self.entry)
+        vars(new).update(model=memo[id(self.model)], origin=(self, replaced))
         return new
 
     def __getattr__(self, name: str) -> Any:

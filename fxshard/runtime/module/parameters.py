@@ -50,6 +50,14 @@ def offloads_of(model: nn.Module) -> dict[str, str]:
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
+def drop_gradients(model: nn.Module, memo: Mapping[int, Any]) -> None:
+    """While ``model`` is deep-copied: the copies of its parameters, in ``memo`` by the originals' ids, have no gradients, like those of
+    plain parameters; torch copies a DTensor's."""
+    for parameter in model.parameters():
+        if isinstance(made := memo.get(id(parameter)), torch.Tensor):
+            made.grad = None
+
+
 def on_mesh(parameter: DTensor, device_mesh: DeviceMesh) -> DTensor:
     """A parameter on a part of ``device_mesh`` as one on all of it, replicated over the other axes."""
     if as_mesh(parameter.device_mesh).axis_names == as_mesh(device_mesh).axis_names:

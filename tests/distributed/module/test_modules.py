@@ -50,6 +50,8 @@ def copies() -> None:
     same(model, reference)
     same(other, expected)
     close(step(other), step(expected))
+    assert all(p.grad is not None for p in other.parameters())
+    assert all(p.grad is None for m in (other, expected) for p in copy.deepcopy(m).parameters())
     other.load_state_dict(reference.state_dict())
     same(other, reference)
     whole = copy.deepcopy(nn.Sequential(model, nn.Tanh()))
@@ -102,9 +104,10 @@ def gradients_in_buckets() -> None:
     assert any(p.grad.to_local().storage_offset() for p in model.parameters())
     other, average = copy.deepcopy(model), AveragedModel(model)
     for parameter, copied, averaged in zip(model.parameters(), other.parameters(), average.parameters(), strict=True):
-        assert torch.equal(parameter.grad.full_tensor(), copied.grad.full_tensor())
+        gradient = copy.deepcopy(parameter.grad)
+        assert torch.equal(parameter.grad.full_tensor(), gradient.full_tensor()) and copied.grad is None
         assert torch.equal(parameter.full_tensor(), averaged.full_tensor())
-        assert copied.grad.to_local().untyped_storage().data_ptr() != parameter.grad.to_local().untyped_storage().data_ptr()
+        assert gradient.to_local().untyped_storage().data_ptr() != parameter.grad.to_local().untyped_storage().data_ptr()
 
 
 def loading() -> None:
