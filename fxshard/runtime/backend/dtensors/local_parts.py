@@ -355,10 +355,14 @@ def _inserting(graph: fx.Graph, node: fx.Node, after: fx.Node | None = None) -> 
 def keep_writes(module: fx.GraphModule, tensors: Sequence[Tensor]) -> None:
     """Writes rows that calls with ``tensors`` change in place back to their stacks.
 
-    Raises TraceError for another write that would show in memory which DTensor's calls share with their argument.
+    Raises TraceError for a write to a pending argument, and for another that would show in memory which DTensor's calls share with theirs.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     for node in missed_writes(module, [fake_tensor(t, mode, train=False) for t in tensors], COPIES):
+        if node.target is value_of and getattr(node.args[0], "target", None) is row_of:
+            what = "an argument that is a pending sum, average, maximum or minimum is changed in place"
+            where = source_line(node) or f"argument {node.args[0].args[0]}"
+            raise TraceError(what, where=where, remedy="return the new value, and copy it outside of the compiled function")
         if node.target is not row_of:
             what = "a tensor is changed in place whose memory a DTensor shares (from_local, to_local)"
             raise TraceError(what, where=source_line(node), remedy="change a clone of it")
