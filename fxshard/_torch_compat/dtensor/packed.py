@@ -107,12 +107,12 @@ class PackedShard(_StridedShard):
         return PackedShard, (self.dim, self.parts)
 
 
-@functools.cache
 def without_strides(placements: Sequence[Placement]) -> list[Placement]:
     """``placements`` with a ``Shard`` of the same dim in place of torch's ``_StridedShard``, which an operator on shards may leave."""
     return [Shard(p.dim) if type(p) is _StridedShard else p for p in placements]
 
 
+@functools.cache
 def keep_packed() -> None:
     """From now on DTensor's operators keep packed placements wherever they keep strided ones; to be called before DTensor decides on such
     an operator for the first time (a ``detach``, from 2.14 on), as it remembers. Views that would merge or split a packed dim
