@@ -297,13 +297,14 @@ def _depends_on(rule: Factors, output: int, inputs: list[int | None]) -> bool:
 
 
 def _condition(rule: Factors, factor: str, sizes: dict[str, Any], option: AxisOption) -> _ShardingCondition:
-    """Empty shards are excluded if an output stays whole or an operand is added to a partial output: all ranks must compute then."""
+    """Empty shards are excluded if an output stays whole or an operand is added to a partial output, as all ranks must compute then, or if
+    the rule excludes them."""
     tensors = [*rule.operands, *(o for o in rule.outputs if o is not None)]
     merged = [dim for dims in tensors for dim in dims if len(dim) > 1 and dim[0] == factor]
     inner = dict.fromkeys(math.prod(sizes[f] for f in dim[1:]) for dim in merged)
     whole = any(isinstance(p, Replicate) and d is not None for p, d in zip(option.outputs, rule.outputs, strict=True))
     added = any(isinstance(option.inputs[i], Partial) for i in rule.additive)
-    return _ShardingCondition(sizes[factor], tuple(inner), whole or added, _averages(option))
+    return _ShardingCondition(sizes[factor], tuple(inner), whole or added or rule.filled, _averages(option))
 
 
 def _pending(rule: Factors, call: Call) -> Iterator[AxisOption]:

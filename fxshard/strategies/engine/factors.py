@@ -76,6 +76,7 @@ class Factors:
             its shards does not give the result.
         on_experts: placements of (operands, outputs) on an axis whose ranks hold the rows of their own experts.
         sizes: sizes of factors that do not follow from the shapes.
+        filled: whether no shard may be empty, because torch's kernel takes no tensor without elements.
         note: for people, why the operator has no more shardings.
     """
 
@@ -90,6 +91,7 @@ class Factors:
     together: tuple[tuple[str, str], ...] = ()
     on_experts: tuple[tuple[Placement, ...], tuple[Placement, ...]] | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    filled: bool = False
     note: str = ""
 
     def __str__(self) -> str:

@@ -39,15 +39,16 @@ def truth(op: str, dim: int | None = 1) -> Rule:
     return lambda call: (truths if call.operands[0].dtype == torch.bool else numbers)(call)
 
 
-def along(passes: tuple[str, ...] = (), dim: int = 1, default: Any = -1) -> Rule:
-    """An operator along one dim, which stays whole; all outputs have the operand's other dims."""
+def along(passes: tuple[str, ...] = (), dim: int = 1, default: Any = -1, filled: bool = False) -> Rule:
+    """An operator along one dim, which stays whole; all outputs have the operand's other dims. ``filled``: as in ``Factors``."""
 
     def rule(call: Call) -> Factors:
         ndim = call.operands[0].ndim
         whole = normalised_dims(call.arg(dim, "dim", default), ndim)
         ins = named(ndim, whole)
         outs = [None if o is None else [f"o{d}!" if d in whole else n for d, n in enumerate(ins)] for o in call.outputs]
-        return factors([ins], outs, linear=linear_groups(call, [(0,)], passes), note="an element depends on all others along the dim")
+        note = "an element depends on all others along the dim"
+        return factors([ins], outs, linear=linear_groups(call, [(0,)], passes), filled=filled, note=note)
 
     return rule
 
@@ -89,4 +90,4 @@ register(aten_names("cumprod logcumsumexp cummax cummin"), along())
 register(aten_names("sort argsort"), along())
 register(aten_names("sort.stable argsort.stable"), along(dim=2))
 register(aten_names("topk"), along(dim=2))
-register(aten_names("_fft_r2c _fft_c2c _fft_c2r"), along(SUMS))
+register(aten_names("_fft_r2c _fft_c2c _fft_c2r"), along(SUMS, filled=True))  # MKL takes no empty batch
