@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, optim
 
 DeviceOf = Callable[[Tensor, Any], torch.device | None]
-Shard = Callable[[Tensor, Tensor], Tensor]
 
 
 @functools.cache
@@ -33,7 +32,7 @@ def place_loaded_state(device_of: DeviceOf) -> None:
 
 
 @functools.cache
-def shard_loaded_state(shard: Shard) -> None:
+def shard_loaded_state(shard: Callable[[Tensor, Tensor], Tensor]) -> None:
     """From now on what an optimiser loads for a parameter is ``shard(parameter, value)`` of what it would load."""
     owner: Any = optim.Optimizer
     before = owner._process_value_according_to_param_policy

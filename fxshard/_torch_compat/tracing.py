@@ -5,6 +5,7 @@ What would replace it: a cache of joint graphs in torch itself, or a list of the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from functools import lru_cache
 from typing import Any
@@ -26,13 +27,24 @@ SDP = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cu
 DEVICES = ("cpu", "cuda")
 
 
+def without_saved_tensor_hooks() -> contextlib.AbstractContextManager[Any]:
+    """Within it hooks on saved tensors see nothing, as those of ``torch.utils.checkpoint``, which counts what autograd saves."""
+    if not _has_saved_tensor_hooks():  # torch.func refuses hooks of any kind
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+
+
+def _has_saved_tensor_hooks() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def tracing_state() -> list[Any] | None:
     """Settings, sources and state of torch that AOTAutograd and the operators it calls depend on, as plain values.
 
     None if something without a text form is active: a mode, hooks on saved tensors, kernels that a library registered for aten operators.
     """
     modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
-    if modes or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None or _has_user_kernels():
+    if modes or _has_saved_tensor_hooks() or _has_user_kernels():
         return None
     settings = repr(sorted(functorch.save_config_portable(ignore_private_configs=False, readonly_values=True).items()))
     if " at 0x" in settings:

@@ -135,9 +135,13 @@ def test_buffers_that_are_not_saved_are_not_saved_by_stages() -> None:
     assert sorted(name for stage in stages for name in stage.module.state_dict()) == sorted(model.state_dict())
 
 
-class Named(Repeated):
-    def forward(self, tokens: Tensor) -> dict[str, Any]:  # type: ignore[override]
-        logits = super().forward(tokens)
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Repeated()
+
+    def forward(self, tokens: Tensor) -> dict[str, Any]:
+        logits = self.inner(tokens)
         return {"logits": logits, "losses": (logits.mean(), logits.logsumexp(-1))}
 
 
@@ -145,7 +149,7 @@ def test_a_dict_of_results_becomes_a_tuple_with_a_warning(caplog: pytest.LogCapt
     model, tokens = Named().double(), arguments()[0]
     want = model(tokens)
     with caplog.at_level(logging.WARNING, "fxshard"):
-        stages = split(model, (tokens,), {}, ["layers.2"])
+        stages = split(model, (tokens,), {}, ["inner.layers.2"])
     found = run(stages, (tokens,))
     assert all(torch.equal(x, y) for x, y in zip(found, (want["logits"], *want["losses"]), strict=True))
     assert "the loss function and the last stage's caller get a tuple, in this order: logits, losses.0, losses.1" in caplog.text

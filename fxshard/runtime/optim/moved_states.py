@@ -57,11 +57,15 @@ def _as_parameter(parameter: torch.Tensor, value: Any) -> Any:
         return value
     if value.shape != parameter.shape or not value.dim():
         return value
+    return _distributed(value, parameter)
+
+
+def _distributed(value: torch.Tensor, parameter: DTensor) -> DTensor:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 @torch.no_grad()
 def _like(value: DTensor, parameter: DTensor) -> DTensor:
     if value.device_mesh != parameter.device_mesh:
-        return distribute_tensor(value.full_tensor(), parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return _distributed(value.full_tensor(), parameter)
     return value if value.placements == parameter.placements else value.redistribute(placements=parameter.placements)

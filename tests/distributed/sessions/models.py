@@ -61,7 +61,7 @@ class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.layer, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
-        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.scale = nn.Parameter(torch.tensor([1.5]))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> tuple[Tensor, list[Tensor], Tensor]:

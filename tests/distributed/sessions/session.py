@@ -173,6 +173,9 @@ def infer(s: Session) -> None:
 
 
 def clip(s: Session) -> None:
+    """torch's own clipping takes no mixture of plain parameters and DTensors, which its styles leave."""
+    if len({isinstance(p, DTensor) for p in s.pair[0].model.parameters()}) > 1:
+        return train(s)
     (args, kwargs), loss = s.batch(), s.loss()
 
     def step(side: Side) -> Any:

@@ -73,6 +73,7 @@ def test_which_reductions_a_dtype_has() -> None:
     assert [op for op in ("sum", "avg", "max", "min", "product") if has_reduction(op, torch.bool)] == ["max", "min"]
     assert not has_reduction("avg", torch.int64)
     assert not has_reduction("max", torch.complex64)
+    assert not has_reduction("product", torch.complex64)  # c10d has none
     assert not any(has_reduction(op, torch.float8_e5m2) for op in ("sum", "avg", "max", "min", "product"))
 
 

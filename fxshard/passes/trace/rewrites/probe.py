@@ -14,6 +14,7 @@ from fxshard._torch_compat import pytree
 from fxshard._torch_compat.dynamo.transforms import transforms_ended
 from fxshard._torch_compat.fakes import FakeTensor, FakeTensorMode
 from fxshard._torch_compat.sizes.needless_guards import run_on_symbols
+from fxshard._torch_compat.tracing import without_saved_tensor_hooks
 from fxshard.passes.trace.functions.recurrent import has_recurrent, recurrent_shapes
 
 NEW = frozenset({functional.linear, functional.cross_entropy, functional.mse_loss, functional.nll_loss, functional.layer_norm})
@@ -42,6 +43,14 @@ def probe(
     env = mode.shape_env  # sizes known only at run time become new symbols here, which no node will define
     symbols = env.ignore_fresh_unbacked_symbols() if env else contextlib.nullcontext()
     shapes = recurrent_shapes() if has_recurrent(module) else contextlib.nullcontext()
-    with mode, shapes, torch.set_grad_enabled(grad), symbols, transforms_ended(), torch.random.fork_rng(devices=[]):
+    with (
+        mode,
+        shapes,
+        without_saved_tensor_hooks(),
+        torch.set_grad_enabled(grad),
+        symbols,
+        transforms_ended(),
+        torch.random.fork_rng(devices=[]),
+    ):
         results = run_on_symbols(env, lambda: run(module, args)) if env else run(module, args)
     return pytree.tree_leaves(results)

@@ -26,6 +26,8 @@ class Transformed(nn.Module):
             return torch.func.grad(self.energy)(x)
         if self.kind == "jvp":
             return torch.func.jvp(self.layer, (x,), (x * 2,))[1]
+        if self.kind == "jacrev":
+            return torch.func.jacrev(lambda z: self.layer(z).tanh().sum(0))(x)
         if self.kind == "vmap":
             return torch.func.vmap(self.energy)(x)
         if self.kind == "parameters":
@@ -34,7 +36,7 @@ class Transformed(nn.Module):
         return torch.func.vmap(torch.func.hessian(self.energy))(x)
 
 
-@pytest.mark.parametrize("kind", ["grad", "jvp", "vmap", "parameters"])
+@pytest.mark.parametrize("kind", ["grad", "jvp", "jacrev", "vmap", "parameters"])
 def test_transforms_are_planned_and_differentiated(kind: str) -> None:
     torch.manual_seed(0)
     model, x = Transformed(kind).double(), torch.randn(5, 8, dtype=torch.float64)
@@ -43,16 +45,16 @@ def test_transforms_are_planned_and_differentiated(kind: str) -> None:
     for plan in (fxshard.plan(model, (x,), mesh, cache=False), random_plan(model, (x,), mesh, seed=0)):
         found = fxshard.simulate(model, (x,), plan)
         torch.testing.assert_close(found.outputs, want, rtol=1e-9, atol=1e-12)
-        for (name, _), gradient in zip(model.named_parameters(), wanted, strict=True):
-            if gradient is not None:
-                torch.testing.assert_close(found.grads[name], gradient, rtol=1e-9, atol=1e-12)
+        for (name, p), gradient in zip(model.named_parameters(), wanted, strict=True):
+            mine = found.grads.get(name, torch.zeros_like(p))
+            torch.testing.assert_close(mine, torch.zeros_like(p) if gradient is None else gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_an_error_within_a_transform_leaves_none_active() -> None:
     model, x = Transformed("hessian"), torch.randn(4, 8)
     with pytest.raises(TraceError):
         fxshard.plan(model, (x,), fxshard.Mesh({"a": 2}), cache=False)
-    model.energy(torch.randn(4, 8)).backward()  # torch refuses both within a transform
+    model.energy(torch.randn(4, 8)).backward()  # torch refuses both calls within a transform
     assert model.weight.grad is not None
 
 
